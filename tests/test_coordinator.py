@@ -12,7 +12,8 @@ import pytest
 from estimator import catalog, estimate
 from estimator.contract.setups import parse
 from estimator.parallel import zero3_coordinator as coordinator
-from estimator.parallel.zero import gathering, whole_tensors
+from estimator.parallel.tensors import model_tensors
+from estimator.parallel.zero import gathering
 from estimator.parallel.zero3_coordinator import (
     OUTSIDE,
     Amount,
@@ -24,6 +25,7 @@ from estimator.parallel.zero3_coordinator import (
 from estimator.step import timeline
 from estimator.step.timeline import Sizes, plan, structure
 from estimator.tape.tape import CallMark, WholeWeight
+from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Phase
 from estimator.values.strategies import Strategy
@@ -173,8 +175,8 @@ def test_every_weight_of_a_family_but_the_small_ones_is_gathered(family):
     assert rules is not None
     script = CallTrace([run.stretches for run in schedule.calls(0)], sized.wholes, rules)
     large = [
-        (tensor.elements, alike)
-        for tensor, alike in whole_tensors(model, setup.adapters)
-        if tensor.elements > 10 * model.hidden_size
+        (tensor.numel, tensor.alike)
+        for tensor in model_tensors(model, Adapters(model_class="text"))
+        if tensor.numel > 10 * model.hidden_size
     ]
     assert sum(script.elements) == sum(elements * alike for elements, alike in large)

@@ -19,7 +19,6 @@ from estimator import catalog, estimate
 from estimator.answer.needs import need
 from estimator.contract.setups import parse, read_setup
 from estimator.families.model_tree import (
-    layer_modules,
     modules_with_counts,
     tied_head,
     total_parameters,
@@ -28,8 +27,8 @@ from estimator.families.modules import Module, weight_shapes
 from estimator.families.packed import scale_bytes
 from estimator.parallel.combinations import refusal
 from estimator.parallel.strategies import resident_memory
-from estimator.parallel.tensors import At, modules_in_order
-from estimator.parallel.zero import packed_part, rank_bytes
+from estimator.parallel.tensors import At, model_tensors, modules_in_order
+from estimator.parallel.zero import part_bytes, zero_part
 from estimator.parallel.zero_partitions import (
     Parts,
     kept_gradients,
@@ -130,7 +129,7 @@ def small_tensors() -> Model:
 def states_of(strategy: Strategy) -> float:
     """GB of weights, gradients and states on one rank of 64, scaled to the paper's 7.5 billion parameters."""
     model = small_tensors()
-    of = rank_bytes(
+    of = zero_part(
         model, TrainingSetup(strategy=strategy, num_gpus=64, gradient_accumulation_steps=2)
     )
     gradients = of.accumulated if strategy is Strategy.ZERO1 else of.gradients
@@ -152,7 +151,7 @@ def test_zero_2_at_its_step_matches_deepspeeds_own_estimate():
     # weights and states, plus gradients in 16 bits and in float32. We count 2 more while the flat copy of the 16-bit
     # gradients is cast to float32, and whole tensors where a part's bound splits them.
     model, ranks = small_tensors(), 8
-    of = rank_bytes(model, TrainingSetup(strategy=Strategy.ZERO2, num_gpus=ranks))
+    of = zero_part(model, TrainingSetup(strategy=Strategy.ZERO2, num_gpus=ranks))
     count = total_parameters(model)
     ours = of.weights + of.gradients + of.states.resident_bytes + of.transient
     assert ours - 2 * count / ranks == pytest.approx(2 * count + 18 * count / ranks, rel=0.005)
@@ -163,7 +162,7 @@ def test_zero_3_matches_deepspeeds_own_estimate():
     # (2 and 4 of gradients, 12 of states); it omits the shards of the 16-bit weights, 2 N/W. Ours adds them, another
     # 2 N/W for the flat copy of the gradients (one group of 10^9 elements holds all), and norms whole on each rank.
     model, ranks = small_tensors(), 64
-    of = rank_bytes(model, TrainingSetup(strategy=Strategy.ZERO3, num_gpus=ranks))
+    of = zero_part(model, TrainingSetup(strategy=Strategy.ZERO3, num_gpus=ranks))
     count = total_parameters(model)
     norms = 2 * 1024 * (2 * 600 + 1)
     ours = of.weights + of.gradients + of.states.resident_bytes + of.transient - norms
@@ -203,7 +202,7 @@ def test_each_group_is_padded_to_twice_the_ranks(ranks):
     setup = TrainingSetup(strategy=Strategy.ZERO2, num_gpus=ranks)
     assert partition(model, setup) == expected
     # a rank holds float32 weights and two states of its part; its 16-bit weights stay whole
-    states = rank_bytes(model, setup).states.resident_bytes
+    states = zero_part(model, setup).states.resident_bytes
     assert 0 <= states - 12 * expected < 4 * 512
 
 
@@ -286,11 +285,14 @@ def test_zero_3_shards_4_bit_weights():
     config = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 2}
     keys = {"method": "qlora", "strategy": "zero3", "bnb_4bit_quant_storage": "bfloat16"}
     model, _, two = parse({"model": {**LLAMA, **config}, **keys, "num_gpus": 2})
-    query = next(module for module in layer_modules(model, 0) if module.name == "self_attn.q_proj")
+    tensors = model_tensors(model, two.adapters)
+    query = next(
+        one for one in tensors if one.module.name == "self_attn.q_proj" and not one.trained
+    )
     scales = scale_bytes(128 * 128, double_quant=two.adapters.bnb_4bit_use_double_quant)
-    assert packed_part(query, two, 10 * 128) - scales == 2 * 2048
+    assert part_bytes(query, two, 10 * 128) - scales == 2 * 2048
     # a weight of up to 10 h elements also stays whole
-    assert packed_part(query, two, 4096) - scales == 2 * (2048 + 4096)
+    assert part_bytes(query, two, 4096) - scales == 2 * (2048 + 4096)
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 64])
@@ -304,7 +306,7 @@ def test_qlora_under_zero_3_shards_the_base(ranks):
         "bnb_4bit_quant_storage": "bfloat16",
     }
     setup = TrainingSetup(num_gpus=ranks, gradient_checkpointing=True, lora_r=1, **keys)
-    weights = rank_bytes(model, setup).weights
+    weights = zero_part(model, setup).weights
     packed = (total_parameters(model) - 2 * 32_000 * 8192) / 2
     # a byte of scale per 64 weights, and 4 bytes per 256 of these, whole on each rank
     scales = 2 * packed / 64 * (1 + 4 / 256)

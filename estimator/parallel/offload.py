@@ -19,8 +19,7 @@ from estimator.families.packed import FLOAT32_BYTES
 from estimator.parallel.computed import computed_width
 from estimator.parallel.placements import Shard
 from estimator.parallel.sharding import SHARDED, sharded_groups
-from estimator.parallel.tensors import ModelTensor
-from estimator.parallel.zero import whole_tensors
+from estimator.parallel.tensors import ModelTensor, model_tensors
 from estimator.parallel.zero_partitions import partition, sub_groups, trained_elements
 from estimator.tape.symbols import next_power_of_2
 from estimator.values.arithmetic import ceil_div, elements
@@ -187,11 +186,9 @@ def offloaded_by_zero3(model: Model, setup: TrainingSetup) -> Offloaded:
     if setup.mesh.offload_param is Offload.CPU:
         locked += pinned(size * part) + sum(n * pinned(size * t) for t, n in frozen)
     elif setup.mesh.offload_param is Offload.NVME:
-        tensors = [
-            ceil_div(t.elements, setup.mesh.num_gpus)
-            for t, _ in whole_tensors(model, setup.adapters)
-        ]
-        locked += WEIGHT_BUFFERS * size * max(WEIGHT_BUFFER, *tensors)
+        tensors = model_tensors(model, setup.adapters)
+        longest = ceil_div(max(tensor.numel for tensor in tensors), setup.mesh.num_gpus)
+        locked += WEIGHT_BUFFERS * size * max(WEIGHT_BUFFER, longest)
         locked += pinned(size * min(part, KEPT_FROM_NVME))
         locked += size * largest if part > KEPT_FROM_NVME else 0
         files += size * (part + sum(n * t for t, n in frozen))
@@ -201,9 +198,9 @@ def offloaded_by_zero3(model: Model, setup: TrainingSetup) -> Offloaded:
 def _frozen_parts(model: Model, adapters: Adapters, mesh: Mesh) -> list[tuple[int, int]]:
     """Elements of a rank's partition of each unpacked frozen tensor, and its multiplicity."""
     return [
-        (ceil_div(t.elements, mesh.num_gpus), n)
-        for t, n in whole_tensors(model, adapters)
-        if not t.trained
+        (ceil_div(tensor.numel, mesh.num_gpus), tensor.alike)
+        for tensor in model_tensors(model, adapters)
+        if not (tensor.trained or tensor.packed_width)
     ]
 
 

@@ -32,8 +32,8 @@ from estimator.parallel.placements import AS_LOADED, unsharded, weight_bytes
 from estimator.parallel.sharding import fsdp2_shards
 from estimator.parallel.tensor_parallel import TensorParallelHooks, divided
 from estimator.parallel.tensors import trained_in_order
-from estimator.parallel.zero import frozen_part_bytes
-from estimator.parallel.zero_hooks import ZeroHooks, zero_part
+from estimator.parallel.zero import partitioned_bytes, zero_part
+from estimator.parallel.zero_hooks import ZeroHooks
 from estimator.resident.model import Resident
 from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS, Trainable, step_transient
 from estimator.tape.tape import Tape
@@ -74,7 +74,7 @@ RULES: dict[Strategy, StrategyRule] = {
     Strategy.DDP: StrategyRule(DdpHooks, replica),
     Strategy.ZERO1: ZERO,
     Strategy.ZERO2: ZERO,
-    Strategy.ZERO3: StrategyRule(ZeroHooks, zero_part, ZeroHooks, frozen_part_bytes),
+    Strategy.ZERO3: StrategyRule(ZeroHooks, zero_part, ZeroHooks, partitioned_bytes),
     Strategy.FSDP: FSDP2,
     Strategy.FSDP_GRAD_OP: FSDP2,
     Strategy.HSDP: FSDP2,

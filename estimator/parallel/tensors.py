@@ -73,6 +73,11 @@ class ModelTensor(NamedTuple):
     """Bytes of the scales of packed weights, which are no parameter, so that no strategy shards them."""
 
     @property
+    def numel(self) -> int:
+        """Its elements."""
+        return elements(self.shape)
+
+    @property
     def is_adapter(self) -> bool:
         """Whether it is an adapter's."""
         return self.part.startswith("lora")

@@ -10,17 +10,13 @@ transformers 5.23, integrations/deepspeed.py, ``trainer_config_finalize``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from estimator.families.adapters import adapter_shapes, is_quantized, is_trained_whole
-from estimator.families.model_tree import layer_groups, layer_modules, outer_modules, vision_modules
-from estimator.families.modules import Module, weight_shapes
-from estimator.families.packed import FLOAT32_BYTES, packed_bytes, quantized_bytes, scale_bytes
-from estimator.families.vision_family import sees
+from estimator.families.packed import FLOAT32_BYTES
 from estimator.families.weights import buffer_bytes
 from estimator.parallel.computed import computed_width, sharded_on_init
-from estimator.parallel.tensors import packed_width
+from estimator.parallel.placements import Layout, Slice
+from estimator.parallel.tensors import ModelTensor, model_tensors
 from estimator.parallel.zero3_coordinator import Rules
 from estimator.parallel.zero_partitions import (
     NORM_WIDTH,
@@ -29,6 +25,7 @@ from estimator.parallel.zero_partitions import (
     partition,
     trained_elements,
 )
+from estimator.resident.model import Resident, counts
 from estimator.resident.optimizer import States, Trainable, optimizer_states, step_transient
 from estimator.values.arithmetic import allocated, ceil_div, elements
 from estimator.values.facets.adapters import Adapters
@@ -40,24 +37,16 @@ SWAPPED_BYTES = 2**20
 """Smaller tensors are not written to NVMe: DeepSpeed 0.19.6, runtime/swap_tensor/constants.py, ``MIN_AIO_BYTES``."""
 
 
-class Counted(NamedTuple):
-    """The size of one tensor, and whether it is trained."""
+def _width(tensor: ModelTensor, setup: TrainingSetup) -> int:
+    """Bytes per element of a weight, in the dtype of the computation (``sharded_on_init``)."""
+    is_wide = setup.adapters.autocast_adapter_dtype and sharded_on_init(setup)
+    return FLOAT32_BYTES if tensor.is_added and is_wide else computed_width(setup.precision)
 
-    elements: int
-    trained: bool
 
-
-def trained_width(setup: TrainingSetup) -> int:
-    """Bytes per element of the trained weights, in the dtype of the computation.
-
-    Source: as ``sharded_on_init``.
-    """
-    wide = (
-        setup.adapters.uses_adapters
-        and setup.adapters.autocast_adapter_dtype
-        and sharded_on_init(setup)
-    )
-    return FLOAT32_BYTES if wide else computed_width(setup.precision)
+STAGE_3 = Layout(lambda _, setup: Slice(setup.mesh.num_gpus), _width)
+"""A rank's partition of every tensor. Scales of packed weights are no parameter, so they stay whole: DeepSpeed 0.19.8,
+runtime/zero/parameter_offload.py, ``_convert_to_zero_parameters``, and partition_parameters.py, ``_zero_init_param``.
+"""
 
 
 def gathers_nothing(mesh: Mesh) -> bool:
@@ -91,51 +80,85 @@ def gathering(
     )
 
 
-def _modules(model: Model, adapters: Adapters) -> Iterable[tuple[Module, int]]:
-    if sees(model, adapters):
-        yield from vision_modules(model)
-    for module in outer_modules(model):
-        yield module, 1
-    for lowest, count in layer_groups(model):
-        for module in layer_modules(model, lowest):
-            yield module, count
+def partitioned_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of one rank's weights at stage 3: Σ ⌈n / W⌉ · p, small weights whole beside it, all scales, and buffers.
 
+    With offloaded weights, small weights stay.
 
-def _tensors(module: Module, adapters: Adapters) -> list[Counted]:
-    """One module's own unpacked weights, and its adapters."""
-    own = weight_shapes(module)[1 if is_quantized(module, adapters) else 0 :]
-    trained = not adapters.uses_adapters and is_trained_whole(module, adapters)
-    return [
-        *(Counted(elements(shape), trained) for shape in own),
-        *(Counted(elements(shape), True) for shape in adapter_shapes(module, adapters)),
-    ]
-
-
-def whole_tensors(model: Model, adapters: Adapters) -> list[tuple[Counted, int]]:
-    """Every unpacked tensor, including adapters, with its elements and multiplicity.
-
-    Source: derived, from ``weight_shapes`` and ``adapter_shapes``.
+    Source: as ``STAGE_3``; DeepSpeed 0.19.6, runtime/zero/stage3.py, ``_create_fp16_partitions_with_defragmentation``;
+    for a second model trl 1.16, models/utils.py, ``prepare_deepspeed`` (an engine of its own).
     """
-    modules = _modules(model, adapters)
-    return [(t, n) for module, n in modules for t in _tensors(module, adapters)]
+    persistent = 0 if gathers_nothing(setup.mesh) else 10 * model.hidden_size
+    tensors = model_tensors(model, setup.adapters)
+    return buffer_bytes(model) + sum(t.alike * part_bytes(t, setup, persistent) for t in tensors)
 
 
-class RankBytes(NamedTuple):
-    """Bytes that one rank holds, by category."""
+def part_bytes(tensor: ModelTensor, setup: TrainingSetup, persistent: int) -> int:
+    """Bytes of a tensor on one rank at stage 3: its partition, all scales, and the whole of a small weight.
 
-    weights: int
+    Source: as ``STAGE_3``.
+    """
+    held = STAGE_3.held(tensor, setup)
+    part = elements(held.shape) if setup.mesh.offload_param is Offload.NONE else 0
+    small = tensor.numel if tensor.numel <= persistent else 0
+    return held.width * (part + small) + tensor.scales
+
+
+def _whole_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of all weights, which stages 1 and 2 keep on every rank, and of buffers."""
+    total, size = buffer_bytes(model), computed_width(setup.precision)
+    for tensor in model_tensors(model, setup.adapters):
+        packed = allocated(tensor.numel * tensor.packed_width) + tensor.scales
+        total += tensor.alike * (packed if tensor.packed_width else size * tensor.numel)
+    return total
+
+
+class _Part(NamedTuple):
+    """What a rank reduces and steps."""
+
+    elements: int
+    """Of the trained weights of which it has states."""
+    stepped: int
+    """Those of them that are stepped together."""
+    at_once: int
+    """Those of them whose norm is computed at once."""
     gradients: int
-    """Gradients at the optimizer step."""
+    """Bytes at the optimizer step."""
     accumulated: int
-    """The part of ``gradients`` that exists before a micro-step begins."""
-    transient: int
-    states: States
-    """Including the float32 weights that the optimizer updates."""
-    communication: int
+    """Bytes of these before a micro-step begins."""
 
 
-def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
-    """Bytes of the fullest rank under ZeRO.
+def _sharded(model: Model, setup: TrainingSetup) -> _Part:
+    """Of stage 3, whose gradients have a place from the start."""
+    parts = _trained_parts(model, setup)
+    count = sum(alike * part for part, alike in parts)
+    gradients = allocated(computed_width(setup.precision) * count)
+    largest = max(part for part, _ in parts)
+    return _Part(count, min(count, SUB_GROUP), largest, gradients, gradients)
+
+
+def _trained_parts(model: Model, setup: TrainingSetup) -> list[tuple[int, int]]:
+    """Elements of a rank's partition of each trained tensor, and how many alike there are."""
+    tensors = model_tensors(model, setup.adapters)
+    return [(ceil_div(t.numel, setup.mesh.num_gpus), t.alike) for t in tensors if t.trained]
+
+
+def _flat(model: Model, setup: TrainingSetup) -> _Part:
+    """Of stages 1 and 2: a partition of all trained weights, and the gradients of whole tensors."""
+    part, size = partition(model, setup), computed_width(setup.precision)
+    trained = trained_elements(model, setup.adapters)
+    gradients, accumulated = most_kept_bytes(model, setup), 0
+    if setup.batch.gradient_accumulation_steps > 1:
+        accumulated = gradients
+        if setup.mesh.strategy.reduces_after_backward:
+            # stage 1 also frees its bucket after reducing
+            accumulated = size * (sum(trained) + model.hidden_size**2)
+    # a rank's slice of the largest tensor, which may fill its partition
+    return _Part(part, part, min(part, max(trained)), gradients, accumulated)
+
+
+def zero_part(model: Model, structure: TrainingSetup) -> Resident:
+    """What the fullest rank keeps under DeepSpeed.
 
         stage 1, 2   2 N + (4 + k) N/W + gradients       stage 3   (2 + 2 + 4 + k) N/W + small unsharded weights
         N: trained weights; W: ranks; k: the optimizer's states in float32, 8 for AdamW
@@ -144,153 +167,42 @@ def rank_bytes(model: Model, setup: TrainingSetup) -> RankBytes:
     are then flattened, 2 N/W, and cast to float32, 4 N/W; at stage 3 in groups of 10⁹ elements.
 
     With an offloaded optimizer, no states or gradients stay on the GPU. Stages 1 and 2 keep a buffer as large as the
-    largest gradient instead; stage 3 with NVMe keeps gradients too small to be written. With offloaded weights, small
-    weights stay.
+    largest gradient instead; stage 3 with NVMe keeps gradients too small to be written.
 
     Source: DeepSpeed 0.19.6, runtime/zero/stage_1_and_2.py, ``get_grad_norm_direct``, ``step`` and
     ``temp_grad_buffer_for_gpu_offload``;
-    stage3.py, ``_prepare_fp32_grad_for_sub_group``, ``grad_partitions_flat_buffer`` and
-    ``_create_fp16_partitions_with_defragmentation``; swap_tensor/optimizer_utils.py, ``_swap_out_gradients``.
+    stage3.py, ``_prepare_fp32_grad_for_sub_group`` and ``grad_partitions_flat_buffer``; swap_tensor/optimizer_utils.py,
+    ``_swap_out_gradients``.
     """
-    ranks, size = setup.mesh.num_gpus, computed_width(setup.precision)
-    bucket, optimisation = size * model.hidden_size**2, setup.optimisation
-    whole = whole_tensors(model, setup.adapters)
-    stage3 = setup.mesh.strategy.shards_weights
-    held = (_sharded_weights if stage3 else _whole_weights)(model, setup, whole)
-    if setup.mesh.offload_optimizer is not Offload.NONE:
-        on_the_gpu = held.accumulated if setup.mesh.strategy.reduces_after_backward else 0
-        beside = bucket if stage3 else size * max(trained_elements(model, setup.adapters))
-        if setup.mesh.offload_optimizer is Offload.NVME:
-            beside += FLOAT32_BYTES * _too_small_to_swap(whole, ranks)
-        return RankBytes(held.weights, 0, on_the_gpu, 0, States(0, 0), beside)
-    flat = [Trainable((held.part,), FLOAT32_BYTES, 1)]
-    of_step = [Trainable((held.stepped,), FLOAT32_BYTES, 1)]
-    states = optimizer_states(flat, optimisation.optim, optimisation.optim_state_dtype)
+    mesh, size = structure.mesh, computed_width(structure.precision)
+    stage3, bucket = mesh.strategy.shards_weights, size * model.hidden_size**2
+    part = (_sharded if stage3 else _flat)(model, structure)
+    weights = (partitioned_bytes if stage3 else _whole_bytes)(model, structure)
+    of_model = counts(model, structure.adapters)
+    if mesh.offload_optimizer is not Offload.NONE:
+        beside = bucket if stage3 else size * max(trained_elements(model, structure.adapters))
+        if mesh.offload_optimizer is Offload.NVME:
+            sizes = ((FLOAT32_BYTES * p, n) for p, n in _trained_parts(model, structure))
+            beside += sum(n * p for p, n in sizes if p < SWAPPED_BYTES)
+        kept = part.accumulated if mesh.strategy.reduces_after_backward else 0
+        return Resident(weights=weights, accumulated=kept, communication=beside, **of_model)
+    rule = structure.optimisation.optim, structure.optimisation.optim_state_dtype
+    states = optimizer_states([Trainable((part.elements,), FLOAT32_BYTES, 1)], *rule)
     # float32 weights too: _create_fp32_partitions compares the tensor's device with a string, which is never equal
-    master = FLOAT32_BYTES * held.part
-    at_once = max(ceil_div(t.elements, ranks) for t, _ in whole if t.trained)
-    if not stage3:  # a rank's slice of the largest tensor, which may fill its partition
-        at_once = min(held.part, max(trained_elements(model, setup.adapters)))
-    transient = max(
-        NORM_WIDTH * at_once,
-        held.stepped * (size + (FLOAT32_BYTES if size < FLOAT32_BYTES else 0)),
-        held.stepped * FLOAT32_BYTES
-        + step_transient(of_step, optimisation.optim, optimisation.optim_state_dtype),
-    )
-    return RankBytes(
-        weights=held.weights,
-        gradients=held.gradients,
-        accumulated=held.accumulated,
-        transient=transient,
+    master = FLOAT32_BYTES * part.elements
+    step = step_transient([Trainable((part.stepped,), FLOAT32_BYTES, 1)], *rule)
+    return Resident(
+        weights=weights,
+        gradients=part.gradients,
+        accumulated=part.accumulated,
+        transient=max(
+            NORM_WIDTH * part.at_once,
+            part.stepped * (size + (FLOAT32_BYTES if size < FLOAT32_BYTES else 0)),
+            part.stepped * FLOAT32_BYTES + step,
+        ),
         states=States(
             states.resident_bytes + master, states.paged_bytes, states.from_start + master
         ),
         communication=bucket if stage3 else 0,
+        **of_model,
     )
-
-
-class _Held(NamedTuple):
-    """What a rank holds of weights and gradients."""
-
-    part: int
-    """Elements of trained weights of which it has states."""
-    stepped: int
-    """Those of them that are stepped together."""
-    weights: int
-    """Bytes."""
-    gradients: int
-    accumulated: int
-
-
-Wholes = Sequence[tuple[Counted, int]]
-"""All tensors, with their multiplicity."""
-
-
-def _sharded_weights(model: Model, setup: TrainingSetup, whole: Wholes) -> _Held:
-    """Of stage 3: a part of every weight, and the small ones whole."""
-    ranks, size, few = setup.mesh.num_gpus, computed_width(setup.precision), 10 * model.hidden_size
-    part = sum(n * ceil_div(t.elements, ranks) for t, n in whole if t.trained)
-    rest = sum(n * ceil_div(t.elements, ranks) for t, n in whole if not t.trained)
-    of_trained = trained_width(setup)
-    weights = sum(
-        n * packed_part(module, setup, few) for module, n in _modules(model, setup.adapters)
-    )
-    if not gathers_nothing(setup.mesh):
-        weights += sum(
-            n * t.elements * (of_trained if t.trained else size)
-            for t, n in whole
-            if t.elements <= few
-        )
-    if setup.mesh.offload_param is Offload.NONE:
-        weights += of_trained * part + size * rest
-    gradients = allocated(size * part)
-    return _Held(part, min(part, SUB_GROUP), weights, gradients, gradients)
-
-
-def _whole_weights(model: Model, setup: TrainingSetup, whole: Wholes) -> _Held:
-    """Of stages 1 and 2: all weights, and the gradients of whole tensors."""
-    part, size = partition(model, setup), computed_width(setup.precision)
-    packed = sum(
-        n * _packed(module, setup.adapters) for module, n in _modules(model, setup.adapters)
-    )
-    weights = size * sum(n * t.elements for t, n in whole) + packed
-    gradients, accumulated = most_kept_bytes(model, setup), 0
-    if setup.batch.gradient_accumulation_steps > 1:
-        accumulated = gradients
-        if setup.mesh.strategy.reduces_after_backward:
-            # stage 1 also frees its bucket after reducing
-            trained = sum(n * t.elements for t, n in whole if t.trained)
-            accumulated = size * (trained + model.hidden_size**2)
-    return _Held(part, part, weights, gradients, accumulated)
-
-
-def frozen_part_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of one rank's part of a model of which nothing is trained, at stage 3: Σ ⌈n / W⌉ · p, small weights whole.
-
-    Source: as ``rank_bytes``; trl 1.16, models/utils.py, ``prepare_deepspeed`` (an engine of its own).
-    """
-    ranks, size, persistent = (
-        setup.mesh.num_gpus,
-        computed_width(setup.precision),
-        10 * model.hidden_size,
-    )
-    whole = whole_tensors(model, setup.adapters)
-    small = sum(n * t.elements for t, n in whole if t.elements <= persistent)
-    small = 0 if gathers_nothing(setup.mesh) else small
-    parts = sum(n * ceil_div(t.elements, ranks) for t, n in whole)
-    if setup.mesh.offload_param is not Offload.NONE:
-        parts = 0
-    modules = _modules(model, setup.adapters)
-    packed = sum(n * packed_part(module, setup, persistent) for module, n in modules)
-    return size * (parts + small) + packed + buffer_bytes(model)
-
-
-def _too_small_to_swap(whole: Iterable[tuple[Counted, int]], ranks: int) -> int:
-    """Elements of a rank's partitions whose float32 gradients stay on the GPU until the step."""
-    parts = ((ceil_div(t.elements, ranks), n) for t, n in whole if t.trained)
-    return sum(n * part for part, n in parts if FLOAT32_BYTES * part < SWAPPED_BYTES)
-
-
-def _packed(module: Module, adapters: Adapters) -> int:
-    if not is_quantized(module, adapters):
-        return 0
-    count = elements(weight_shapes(module)[0])
-    return quantized_bytes(count, double_quant=adapters.bnb_4bit_use_double_quant)
-
-
-def packed_part(module: Module, setup: TrainingSetup, persistent: int) -> int:
-    """Bytes of a packed weight on one rank at stage 3: its partition, or the whole of a small weight, plus all scales.
-
-    bitsandbytes keeps the scales outside the parameter, so DeepSpeed does not shard them.
-    Source: DeepSpeed 0.19.8, runtime/zero/parameter_offload.py, ``_convert_to_zero_parameters``, and
-    partition_parameters.py, ``_zero_init_param``.
-    """
-    if not is_quantized(module, setup.adapters):
-        return 0
-    count = elements(weight_shapes(module)[0])
-    scales = scale_bytes(count, double_quant=setup.adapters.bnb_4bit_use_double_quant)
-    stored = packed_width(setup.adapters)
-    whole = ceil_div(packed_bytes(count), stored)
-    part = ceil_div(whole, setup.mesh.num_gpus)
-    small = whole if whole <= persistent and not gathers_nothing(setup.mesh) else 0
-    return stored * (part + small) + scales

@@ -13,12 +13,11 @@ from estimator.families.modules import ACTIVATION, ROTARY, Bare, Linear
 from estimator.families.packed import FLOAT32_BYTES, packed_bytes
 from estimator.families.vision.block import TowerBlock
 from estimator.families.vision_family import vision_family
-from estimator.families.weights import buffer_bytes
 from estimator.parallel.computed import computed_width
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.placement import HEAD
 from estimator.parallel.tensors import At, packed_width
-from estimator.parallel.zero import gathering, rank_bytes
+from estimator.parallel.zero import gathering
 from estimator.parallel.zero_partitions import (
     NORM_WIDTH,
     MostKept,
@@ -30,7 +29,6 @@ from estimator.parallel.zero_partitions import (
     partition,
     parts_of,
 )
-from estimator.resident.model import Resident, counts
 from estimator.tape.operators import call_back
 from estimator.tape.tape import (
     COMMUNICATION,
@@ -425,17 +423,3 @@ def record_calls(tape: Tape, block: Block, adapters: Adapters, path: str = "") -
         block.units[ROTARY] = Called(tape, ROTARY, ())
     else:
         block.units[ACTIVATION] = Called(tape, ACTIVATION, ())
-
-
-def zero_part(model: Model, structure: TrainingSetup) -> Resident:
-    """What the fullest rank keeps under DeepSpeed."""
-    of = rank_bytes(model, structure)
-    return Resident(
-        weights=of.weights + buffer_bytes(model),
-        gradients=of.gradients,
-        accumulated=of.accumulated,
-        transient=of.transient,
-        states=of.states,
-        communication=of.communication,
-        **counts(model, structure.adapters),
-    )

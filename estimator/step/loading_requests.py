@@ -23,12 +23,13 @@ from estimator.parallel.tensors import (
     Located,
     ModelTensor,
     Shape,
+    model_tensors,
     module_tensors,
     modules_as_loaded,
     modules_in_order,
     trained_in_order,
 )
-from estimator.parallel.zero import packed_part, trained_width, whole_tensors
+from estimator.parallel.zero import STAGE_3, part_bytes
 from estimator.parallel.zero_partitions import SUB_GROUP
 from estimator.resident.model import Resident
 from estimator.resident.optimizer import Trainable
@@ -230,8 +231,9 @@ def _sharded(
             frozen += (
                 request._replace(key=key) if request.key == HELD else request for request in packed
             )
-            part = packed_part(module, same, 0)
-            frozen += (Request(TAKE, HELD, allocated(part)), Request(GIVE_ALL, key))
+            tensors = module_tensors(module, same.adapters)
+            stays = (part_bytes(tensor, same, 0) for tensor in tensors if tensor.packed_width)
+            frozen += (Request(TAKE, HELD, allocated(sum(stays))), Request(GIVE_ALL, key))
         elif same.adapters.uses_adapters or not is_trained_whole(module, same.adapters):
             for shape in weight_shapes(module):
                 whole, part = elements(shape), ceil_div(elements(shape), same.mesh.num_gpus)
@@ -239,15 +241,15 @@ def _sharded(
                 frozen += (arrives[0], Request(TAKE, HELD, allocated(size * part)), arrives[1])
                 again += arrives
     wholes = [
-        allocated(trained_width(same) * elements(tensor.shape))
-        for tensor in trained_in_order(model, same.adapters)
+        allocated(STAGE_3.width(trained.tensor, same) * trained.tensor.numel)
+        for trained in trained_in_order(model, same.adapters)
     ]
     sharded_ = [*sharded(model, same, [*frozen, *again], wholes, HELD, keys.new)]
     yield from sharded_
     expected = resident.weights + resident.states.resident_bytes // (1 + STATES)
     expected += resident.accumulated + resident.communication
-    counted, few = whole_tensors(model, same.adapters), 10 * model.hidden_size
-    small = sum(count for tensor, count in counted if tensor.elements <= few)
+    unpacked = [one for one in model_tensors(model, same.adapters) if not one.packed_width]
+    small = sum(one.alike for one in unpacked if one.numel <= 10 * model.hidden_size)
     yield from _pieces(expected - _held_bytes(sharded_), max(1, small))
 
 
