@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from estimator.passes.labelled_call import LabelledCall
-from estimator.passes.whole_logits import whole_logits
 from estimator.tape.tape import Tensor
 
 if TYPE_CHECKING:
@@ -56,6 +55,6 @@ def with_logits(step: Step) -> None:
     padding = step.ids() if step.setup.batch.padded else None
     labelled = LabelledCall(step.call(step.policy()), step.rows * step.scored)
     loss, _ = labelled.run(ids, labels)
-    logits = whole_logits(step.call(step.policy(label="for its logits")), ids)
+    logits = step.logits(step.call(step.policy(label="for its logits")), ids)
     step.end()
     del ids, labels, padding, loss, logits

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from estimator.passes.forward import as_logits
 from estimator.passes.labelled_call import LabelledCall
-from estimator.passes.whole_logits import whole_logits
 from estimator.tape import operators as op
 from estimator.tape.tape import LOGITS, Tape, Tensor
 from estimator.values.losses import Loss
@@ -26,7 +25,7 @@ def smoothed(step: Step) -> None:
     ids, labels = step.batch(2)
     padding = step.ids() if setup.batch.padded else None
     forward = step.call(step.policy())
-    logits = whole_logits(forward, ids)
+    logits = step.logits(forward, ids)
     words = forward.model.vocab_size
     loss = _loss(step.tape, logits, rows, setup.batch.max_length - 1, words)
     del logits

@@ -153,6 +153,7 @@ class Step:
     smoothed = label_smoothing.smoothed
     on_pairs = pairs.on_pairs
     ask = whole_logits.ask
+    logits = whole_logits.logits
     measure = whole_logits.measure
     split = whole_logits.split
     scores = losses.scores

@@ -43,18 +43,18 @@ def _ask(step: Step, of: Pass, ids: Tensor, labels: Tensor) -> tuple[Tensor, Ten
         return LabelledCall(step.call(of), of.rows * step.scored).run(ids, labels)
     if loss.scores_completions:
         kept = step.scored + 1
-        logits = whole_logits(step.call(of), ids, kept)
+        logits = step.logits(step.call(of), ids, kept)
         return _selected(step.tape, logits, of.rows, kept, words), None
     if loss.keeps_logits:
-        logits = whole_logits(step.call(of), ids)
+        logits = step.logits(step.call(of), ids)
         scored = op.part(step.tape, logits, of.rows * (of.length - 1) * words)
         return _selected(step.tape, scored, of.rows, of.length - 1, words), logits
     if loss.is_verls:
-        logits = whole_logits(step.call(of), ids, converts=False)
+        logits = step.logits(step.call(of), ids, converts=False)
         found = fused.flash_cross_entropy(step.tape, logits, of.rows * of.length)
         return op.mean(step.tape, found, 1, "loss"), None
     copies = [step.ids(of.rows * of.length) for _ in range(3)]  # nested_detach(batch, clone=True)
-    logits = whole_logits(step.call(of), ids)
+    logits = step.logits(step.call(of), ids)
     logits = as_logits(op.cast(step.tape, logits, 4))
     found = _gathered(step.tape, logits, of.rows, of.length - 1, words)
     del copies
@@ -97,14 +97,14 @@ CHUNK = 128
 """Positions whose entropy is computed at once: trl 1.9.0, trainer/utils.py, ``entropy_from_logits``."""
 
 
-def whole_logits(
-    forward: Forward, ids: Tensor, kept: int | None = None, *, converts: bool = True
+def logits(
+    step: Step, forward: Forward, ids: Tensor, kept: int | None = None, *, converts: bool = True
 ) -> Tensor:
     """The logits as the outermost wrapper of the model returns them; of each row's last ``kept`` tokens, or of all.
 
     ``converts``: to float32, as accelerate does with what a model returns under autocast.
     """
-    tape = forward.tape
+    tape = step.tape
     every = forward.hidden(ids)  # a local of the model's forward
     hidden = every
     if kept is not None:
