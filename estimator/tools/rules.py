@@ -309,19 +309,31 @@ def alike(part: str, names: str) -> tuple[Rule, ...]:
     return tuple(same(f"{part}.{name}") for name in listed(names))
 
 
-def words(theirs: str, ours: str, meaning: Mapping[Value, Value]) -> Rule:
-    """A key of theirs whose values have other names here; unlisted values pass unchanged."""
+def words(
+    theirs: str,
+    ours: str,
+    meaning: Mapping[Value, Value],
+    *,
+    as_: Callable[[Value], Value] = lambda value: value,
+    unlisted: Value = NOTHING,
+    says: str = "",
+    source: str = "",
+) -> Rule:
+    """A key of theirs whose values have other names here, the first of which is written.
+
+    ``unlisted``: what others mean; without it they pass unchanged. ``as_``: what a value is.
+    """
 
     def read(given: Theirs, so_far: SoFar) -> Values:
-        value = given[theirs]
-        meant = meaning.get(value, value) if isinstance(value, str | bool | int) else value
+        value = as_(given[theirs])
+        known = isinstance(value, str | bool | int | None) and value in meaning
+        meant = meaning[value] if known else value if unlisted is NOTHING else unlisted
         return {} if meant is None else {ours: meant}
 
     def write(values: Values) -> Values:
-        value = values[ours]
-        return {theirs: next((word for word, meant in meaning.items() if meant == value), value)}
+        return {theirs: next((word for word, of in meaning.items() if of == values[ours]), None)}
 
-    return row(theirs, ours, read, write)
+    return row(theirs, ours, read, write, says=says, source=source)
 
 
 def always(ours: str, value: Value, says: str, source: str) -> Rule:

@@ -12,7 +12,18 @@ from estimator.tools.known.transformers import checkpoint_dtype
 from estimator.tools.known.trl import whole_logits
 from estimator.tools.later import EITHER, LESS, MORE, not_modelled
 from estimator.tools.lists import listed, under
-from estimator.tools.rules import NOTHING, Rule, SoFar, Theirs, Tool, Value, Values, row, same
+from estimator.tools.rules import (
+    NOTHING,
+    Rule,
+    SoFar,
+    Theirs,
+    Tool,
+    Value,
+    Values,
+    row,
+    same,
+    words,
+)
 from estimator.values.specs import ALL_LINEAR
 
 VERSION = "llamafactory 0.9.5"
@@ -127,22 +138,6 @@ def _alpha(theirs: Theirs, so_far: SoFar) -> Values:
     return {"lora_alpha": asked or 2 * rank} if asked or rank else {}
 
 
-def _attention(theirs: Theirs, so_far: SoFar) -> Values:
-    word = theirs["args.flash_attn"]
-    kernels = {
-        "fa2": "flash_attention_2",
-        "fa3": "flash_attention_3",
-        "sdpa": "sdpa",
-        "disabled": "eager",
-    }
-    return {"attn_implementation": kernels.get(word if isinstance(word, str) else "", "sdpa")}
-
-
-def _write_attention(values: Values) -> Values:
-    words = {"flash_attention_2": "fa2", "sdpa": "sdpa", "eager": "disabled"}
-    return {"args.flash_attn": words[values["attn_implementation"]]}
-
-
 def _packing(theirs: Theirs, so_far: SoFar) -> Values:
     """Packed rows stay rows of ``cutoff_len``; neat ones have a mask each, but with FlashAttention.
 
@@ -188,6 +183,12 @@ def _beta(theirs: Theirs, so_far: SoFar) -> Values:
     return {"beta": theirs["args.pref_beta"]} if asks else {}
 
 
+KERNELS = {
+    "fa2": "flash_attention_2",
+    "fa3": "flash_attention_3",
+    "sdpa": "sdpa",
+    "disabled": "eager",
+}
 FRAMES = {"video_max_pixels": 256 * 256, "video_min_pixels": 56 * 56}
 """Its own default beside the least area of the processor, which is larger than its own: hparams/model_args.py."""
 
@@ -226,11 +227,11 @@ RULES = (
         says="LLaMA-Factory checkpoints, the older way, but for FSDP 2",
         source=f"{VERSION}, llamafactory/model/model_utils/checkpointing.py:160",
     ),
-    row(
+    words(
         "args.flash_attn",
         "attn_implementation",
-        _attention,
-        _write_attention,
+        KERNELS,
+        unlisted="sdpa",
         says="auto takes the model's own kernel, sdpa",
     ),
     same("args.enable_liger_kernel", "use_liger_kernel", "args.use_liger_kernel"),

@@ -67,12 +67,10 @@ def rounded(value: Value) -> Value:
 
 def _gpus(theirs: Theirs, so_far: SoFar) -> Values:
     machines = whole(theirs.first("launch.nnodes", "accelerate.num_machines")) or 1
-    if theirs.has("launch.nproc_per_node"):
-        a_node = whole(theirs["launch.nproc_per_node"])
-        return {"num_gpus": a_node * machines} if a_node else {}
-    if theirs.has("launch.num_gpus"):  # deepspeed's, on each machine
-        a_node = whole(theirs["launch.num_gpus"])
-        return {"num_gpus": a_node * machines} if a_node else {}
+    for key in ("launch.nproc_per_node", "launch.num_gpus"):  # deepspeed's is on each machine, too
+        if theirs.has(key):
+            a_node = whole(theirs[key])
+            return {"num_gpus": a_node * machines} if a_node else {}
     if theirs.has("accelerate.num_processes"):
         kind = theirs["accelerate.distributed_type"]
         if isinstance(kind, str) and kind.upper() in ("NO", "TPU", "XLA"):
@@ -155,52 +153,41 @@ def _offloads(theirs: Theirs, stage: int) -> Values:
 
 def _fsdp(theirs: Theirs) -> Values | None:
     """What FSDP is asked to do, by Trainer's arguments or accelerate's file; None: nothing."""
-    asked = theirs["args.fsdp"]
-    configured = {
-        key.removeprefix("fsdp_"): value for key, value in theirs.below("args.fsdp_config").items()
-    }
+    asked, block = theirs["args.fsdp"], theirs.below("args.fsdp_config")
     if isinstance(asked, list):
         asked = " ".join(map(str, asked))
     of_axolotl = theirs.is_given(AXOLOTLS)  # whose fsdp_config is enough, and means FSDP 1
-    if asked not in (None, "", False, "false", []) or (
-        configured and asked is None and (of_axolotl or theirs.has("args.fsdp_version"))
+    if asked not in (None, "", False, "false") or (
+        block and asked is None and (of_axolotl or theirs.has("args.fsdp_version"))
     ):
-        words = str(asked).lower()
-        version = whole(theirs.first("args.fsdp_version")) or whole(configured.get("version"))
-        version = version or (1 if of_axolotl else 2)
-        again = str(
-            configured.get("reshard_after_forward", configured.get("sharding_strategy", ""))
-        ).lower()
-        return {
-            "version": version,
-            "sharding": again if again not in ("", "true") else words,
-            "offload": "offload" in words
-            or is_on(configured.get("cpu_offload"))
-            or is_on(configured.get("offload_params")),
-            "state_dict": configured.get("state_dict_type")
-            or configured.get("final_state_dict_type"),
-            "checkpointing": is_on(configured.get("activation_checkpointing")),
-        }
-    kind = theirs["accelerate.distributed_type"]
-    written = {
-        key.removeprefix("fsdp_"): value
-        for key, value in theirs.below("accelerate.fsdp_config").items()
+        found, words = _block(block), str(asked).lower()
+        version = whole(theirs.first("args.fsdp_version")) or whole(found["version"])
+        found["version"] = version or (1 if of_axolotl else 2)
+        if found["sharding"] in ("", "true"):
+            found["sharding"] = words
+        return found | {"offload": "offload" in words or found["offload"]}
+    kind, block = theirs["accelerate.distributed_type"], theirs.below("accelerate.fsdp_config")
+    if not is_on(theirs["accelerate.use_fsdp"]) and str(kind).upper() != "FSDP":
+        return None
+    found = _block(block)
+    found["version"] = whole(found["version"]) or 1
+    if found["version"] == 2:
+        return found | {"state_dict": found["state_dict"] or "SHARDED_STATE_DICT"}
+    older = block.get("fsdp_sharding_strategy")
+    return found | ({} if older is None else {"sharding": str(older).lower()})
+
+
+def _block(block: Values) -> dict[str, Value]:
+    """The keys of FSDP's block, with and without their prefix."""
+    said = {key.removeprefix("fsdp_"): value for key, value in block.items()}
+    ways = (said.get(key) for key in ("reshard_after_forward", "sharding_strategy"))
+    return {
+        "version": said.get("version"),
+        "sharding": str(next((way for way in ways if way is not None), "")).lower(),
+        "offload": is_on(said.get("cpu_offload")) or is_on(said.get("offload_params")),
+        "state_dict": said.get("state_dict_type") or said.get("final_state_dict_type"),
+        "checkpointing": is_on(said.get("activation_checkpointing")),
     }
-    if is_on(theirs["accelerate.use_fsdp"]) or (isinstance(kind, str) and kind.upper() == "FSDP"):
-        version = whole(written.get("version")) or 1
-        names = ("reshard_after_forward", "sharding_strategy")
-        said = (written.get(name) for name in (names if version == 2 else names[::-1]))
-        # false says something
-        again = str(next((value for value in said if value is not None), "")).lower()
-        return {
-            "version": version,
-            "sharding": again,
-            "offload": is_on(written.get("offload_params")),
-            "state_dict": written.get("state_dict_type")
-            or ("SHARDED_STATE_DICT" if version == 2 else None),
-            "checkpointing": is_on(written.get("activation_checkpointing")),
-        }
-    return None
 
 
 def _divided(theirs: Theirs) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from estimator.tools.known.peft import dtype_word
 from estimator.tools.later import EITHER, LESS, MORE, not_modelled
 from estimator.tools.lists import listed, under
 from estimator.tools.rules import Rule, SoFar, Theirs, Tool, Value, Values, alike, row, same
-from estimator.values.keys import LARGEST
+from estimator.values.keys import LARGEST, default_of
 
 OBJECTIVE_KEY = "trainer.objective"
 """What a script's trainer or a command's word says of the objective."""
@@ -127,30 +127,32 @@ def _checkpointing(theirs: Theirs, so_far: SoFar) -> Values:
         or is_on(theirs["call.gradient_checkpointing_enable"])
         or fsdp_checkpoints(theirs)
     )
-    found: dict[str, Value] = {"gradient_checkpointing": on}
     if not on:
-        return found
-    found["use_reentrant"] = is_on(options.get("use_reentrant", False))
-    every = whole(options.get("every_n_layers"))
-    if every is not None and every > 1:
-        found["checkpoint_every_n_layers"] = every
-    if is_on(options.get("offload")):
-        found["offload_checkpoints"] = True
-    if is_on(options.get("selective")):
-        found["selective_checkpointing"] = True
-    return found
+        return {"gradient_checkpointing": False}
+    every = whole(options.get("every_n_layers")) or 1
+    return {
+        "gradient_checkpointing": True,
+        "use_reentrant": is_on(options.get("use_reentrant", False)),
+        **({"checkpoint_every_n_layers": every} if every > 1 else {}),
+        **{OPTIONS[key]: True for key in ("offload", "selective") if is_on(options.get(key))},
+    }
+
+
+OPTIONS = {
+    "use_reentrant": "use_reentrant",
+    "every_n_layers": "checkpoint_every_n_layers",
+    "offload": "offload_checkpoints",
+    "selective": "selective_checkpointing",
+}
+"""Of ``gradient_checkpointing_kwargs``: transformers 5.23, modeling_utils.py, ``activation_checkpointing_enable``."""
 
 
 def _write_checkpointing(values: Values) -> Values:
-    options: dict[str, Value] = {}
-    if values.get("use_reentrant"):
-        options["use_reentrant"] = True
-    if values.get("checkpoint_every_n_layers", 1) > 1:
-        options["every_n_layers"] = values["checkpoint_every_n_layers"]
-    if values.get("offload_checkpoints"):
-        options["offload"] = True
-    if values.get("selective_checkpointing"):
-        options["selective"] = True
+    options = {
+        theirs: values[ours]
+        for theirs, ours in OPTIONS.items()
+        if values.get(ours) not in (None, default_of(ours))
+    }
     written: dict[str, Value] = {"args.gradient_checkpointing": values["gradient_checkpointing"]}
     return written | ({"args.gradient_checkpointing_kwargs": options} if options else {})
 

@@ -22,6 +22,7 @@ from estimator.values.specs import ALL_LINEAR
 VERSION = "verl 0.9.1"
 ACTOR, ROLLOUT, MODEL = (f"args.actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
 FSDP = f"{ACTOR}.fsdp_config"
+ATTENTION = f"{MODEL}.override_config.attn_implementation"
 ALIKE = {
     **dict.fromkeys(("rloo", "rloo_vectorized"), "rloo"),
     **dict.fromkeys(
@@ -33,9 +34,9 @@ ALIKE = {
 }
 """Estimators of the advantage that need GRPO's or RLOO's passes, which are the same here: trainer/ppo/core_algos.py,
 ``AdvantageEstimator``."""
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """verl's words: utils/torch_dtypes.py, ``PrecisionType``."""
-AUTOCASTS = {"bf16": "bf16", "fp16": "fp16", "no": "fp32"}
+AUTOCASTS = {"bf16": "bf16", "fp16": "fp16", "fp32": "no"}
 SAVES_EVERY = 20
 """Steps between two checkpoints: those of verl's examples."""
 OPTIMIZERS = {
@@ -115,27 +116,6 @@ def _write_method(values: Values) -> Values:
     }
 
 
-def _dtype(theirs: Theirs, so_far: SoFar) -> Values:
-    word = theirs[f"{FSDP}.model_dtype"]
-    return {"dtype": dtype_word(word) or word}
-
-
-def _write_dtype(values: Values) -> Values:
-    return {f"{FSDP}.model_dtype": DTYPES.get(str(values["dtype"]))}
-
-
-def _precision(theirs: Theirs, so_far: SoFar) -> Values:
-    word = dtype_word(theirs[f"{FSDP}.mixed_precision.param_dtype"]) or "bfloat16"
-    return {
-        "mixed_precision": {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}.get(word, word)
-    }
-
-
-def _write_precision(values: Values) -> Values:
-    word = AUTOCASTS.get(str(values["mixed_precision"]))
-    return {f"{FSDP}.mixed_precision.param_dtype": word}
-
-
 def _optimizer(theirs: Theirs, so_far: SoFar) -> Values:
     package, name = (theirs[f"{ACTOR}.optim.{key}"] for key in ("optimizer_impl", "optimizer"))
     return {"optim": OPTIMIZERS.get((str(package), str(name)), name)}
@@ -146,11 +126,6 @@ def _write_optimizer(values: Values) -> Values:
         (theirs for theirs, ours in OPTIMIZERS.items() if ours == values["optim"]), (None, None)
     )
     return {f"{ACTOR}.optim.optimizer_impl": of[0], f"{ACTOR}.optim.optimizer": of[1]}
-
-
-def _attention(theirs: Theirs, so_far: SoFar) -> Values:
-    word = theirs[f"{MODEL}.override_config.attn_implementation"]
-    return {"attn_implementation": word or "flash_attention_2"}
 
 
 def _lengths(theirs: Theirs, so_far: SoFar) -> Values:
@@ -287,12 +262,12 @@ RULES = (
         _method,
         _write_method,
     ),
-    row(f"{FSDP}.model_dtype", "dtype", _dtype, _write_dtype),
-    row(
+    words(f"{FSDP}.model_dtype", "dtype", DTYPES, as_=lambda word: dtype_word(word) or word),
+    words(
         f"{FSDP}.mixed_precision.param_dtype",
         "mixed_precision",
-        _precision,
-        _write_precision,
+        {**AUTOCASTS, **{DTYPES[word]: autocast for word, autocast in AUTOCASTS.items()}},
+        as_=lambda word: dtype_word(word) or "bfloat16",
         says="FSDP gathers in bfloat16 and reduces in float32",
         source=f"{VERSION}, verl/workers/engine/fsdp/transformer_impl.py:387",
     ),
@@ -304,10 +279,10 @@ RULES = (
     ),
     same(f"{ACTOR}.optim.clip_grad", "max_grad_norm", f"{ACTOR}.grad_clip"),
     row(
-        f"{MODEL}.override_config.attn_implementation",
+        ATTENTION,
         "attn_implementation",
-        _attention,
-        f"{MODEL}.override_config.attn_implementation",
+        lambda theirs, so_far: {"attn_implementation": theirs[ATTENTION] or "flash_attention_2"},
+        ATTENTION,
         says="verl asks for FlashAttention 2",
         source=f"{VERSION}, verl/workers/config/model.py:185",
     ),

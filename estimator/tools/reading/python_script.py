@@ -12,7 +12,7 @@ import json
 import operator
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter
@@ -129,33 +129,8 @@ MISSING = object()
 """What a name that nobody gave a value has."""
 
 
-class _Place:
-    """A dict by its identity."""
-
-    def __init__(self, of: dict[str, Any]) -> None:
-        self.of = of
-
-    def __hash__(self) -> int:
-        return id(self.of)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Place) and other.of is self.of
-
-
-@dataclass
-class _Outcome:
-    """What a branch leaves behind."""
-
-    after: dict[tuple[_Place, str], Any]
-    made: list[_Object]
-
-    def __iter__(self) -> Iterator[tuple[_Place, str]]:
-        """Where it has written."""
-        return iter(self.after)
-
-    def at(self, place: _Place, key: str) -> Any:
-        """The value there when it ends."""
-        return self.after.get((place, key), place.of.get(key, MISSING))
+_After = dict[tuple[int, str], tuple[dict[str, Any], Any]]
+"""What a branch has written: by the identity of a dict and a key of it, the dict and the value there."""
 
 
 def _paired(
@@ -370,21 +345,21 @@ class _Reader:
         taken = [body for body in bodies if not _raises(body)]
         outcomes = [*map(self.branch, taken)]
         returns = [*map(_returns, taken)]
-        pairs, made = _paired([outcome.made for outcome in outcomes], returns, test)
-        follows = [outcome for outcome, ends in zip(outcomes, returns, strict=True) if not ends]
-        for container, key in dict.fromkeys(chain.from_iterable(follows)):
-            values = [outcome.at(container, key) for outcome in follows]
-            self.set(
-                container.of, key, _either(values, pairs, test, is_name=container.of is self.names)
-            )
+        pairs, made = _paired([objects for _, objects in outcomes], returns, test)
+        follows = [after for (after, _), ends in zip(outcomes, returns, strict=True) if not ends]
+        places = {place: of for after in follows for place, (of, _) in after.items()}
+        for place, of in places.items():
+            now = (of, of.get(place[1], MISSING))
+            values = [after.get(place, now)[1] for after in follows]
+            self.set(of, place[1], _either(values, pairs, test, is_name=of is self.names))
         self.objects += made
 
-    def branch(self, body: list[ast.stmt]) -> _Outcome:
-        """What statements leave behind; everything is as before again."""
+    def branch(self, body: list[ast.stmt]) -> tuple[_After, list[_Object]]:
+        """What statements have written and made; everything is as before again."""
         first, mark = len(self.objects), len(self.writes)
         self.walk(body)
         writes = self.writes[mark:]
-        after = {(_Place(of), key): of.get(key, MISSING) for of, key, _ in writes}
+        after = {(id(of), key): (of, of.get(key, MISSING)) for of, key, _ in writes}
         for of, key, before in reversed(writes):
             if before is MISSING:
                 of.pop(key, None)
@@ -392,7 +367,7 @@ class _Reader:
                 of[key] = before
         made = self.objects[first:]
         del self.writes[mark:], self.objects[first:]
-        return _Outcome(after, made)
+        return after, made
 
     def statement(self, node: ast.stmt) -> None:
         """One statement."""
@@ -450,28 +425,21 @@ class _Reader:
 
     def parameters(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         """A function's parameters have their defaults, which ``fire`` and ``typer`` make the script's."""
-        given = [*node.args.posonlyargs, *node.args.args]
+        given, by_name = [*node.args.posonlyargs, *node.args.args], node.args.kwonlyargs
         late = given[len(given) - len(node.args.defaults) :]
-        pairs = [*zip(late, node.args.defaults, strict=True)]
-        pairs += [
-            (parameter, value)
-            for parameter, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-            if value is not None
-        ]
-        known = {parameter.arg: value for parameter, value in pairs}
-        for place, parameter in enumerate([*given, *node.args.kwonlyargs]):
-            found = self.passed(
-                node.name, parameter.arg, place if place < len(given) else None, known
-            )
-            if found is not MISSING:
-                self.set(self.names, parameter.arg, found)
-            elif parameter.arg in known:
-                value = self.value(known[parameter.arg])
-                self.set(
-                    self.names, parameter.arg, Unresolved(parameter.arg) if value is None else value
-                )
-            elif parameter.arg not in self.names:
-                self.set(self.names, parameter.arg, Unresolved(parameter.arg))
+        defaults = zip(
+            [*late, *by_name], [*node.args.defaults, *node.args.kw_defaults], strict=True
+        )
+        known = {parameter.arg: value for parameter, value in defaults if value is not None}
+        for place, parameter in enumerate([*given, *by_name]):
+            name = parameter.arg
+            found = self.passed(node.name, name, place if place < len(given) else None, known)
+            if found is MISSING and name in known:
+                found = self.value(known[name])
+                found = Unresolved(name) if found is None else found
+            elif found is MISSING:
+                found = self.names.get(name, Unresolved(name))
+            self.set(self.names, name, found)
 
     def passed(
         self, function: str, name: str, place: int | None, defaults: Mapping[str, ast.expr]
@@ -497,16 +465,12 @@ class _Reader:
         """The fields of a class with their defaults."""
         fields = {}
         for statement in node.body:
-            if (
-                isinstance(statement, ast.AnnAssign)
-                and isinstance(statement.target, ast.Name)
-                and statement.value
-            ):
-                fields[statement.target.id] = self.field(statement.value)
-            elif isinstance(statement, ast.Assign):
-                for target in statement.targets:
-                    if isinstance(target, ast.Name):
-                        fields[target.id] = self.value(statement.value)
+            match statement:
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                    fields[name] = self.field(value)
+                case ast.Assign(targets=targets, value=value):
+                    named = [target.id for target in targets if isinstance(target, ast.Name)]
+                    fields |= dict.fromkeys(named, self.value(value))
         bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
         inherited = {
             key: value for base in bases for key, value in self.classes.get(base, {}).items()
@@ -518,10 +482,7 @@ class _Reader:
 
     def field(self, node: ast.expr) -> Any:
         """The default of a dataclass's field."""
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in {
-            "field",
-            "Field",
-        }:
+        if _last_name(node) in {"field", "Field"} and isinstance(node, ast.Call):
             for keyword in node.keywords:
                 if keyword.arg == "default":
                     return self.value(keyword.value)
@@ -645,37 +606,20 @@ class _Reader:
 
     def arithmetic(self, left: Any, op: ast.operator, right: Any, node: ast.expr) -> Any:
         """Sums, products and the like of small numbers, and joined texts."""
-        unknown = Unresolved(ast.unparse(node)[:200])
-        if type(op) not in ARITHMETIC:
-            return unknown
-        numbers = all(
-            isinstance(operand, int | float) and not isinstance(operand, bool)
-            for operand in (left, right)
-        )
-        texts = isinstance(op, ast.Add) and all(
-            isinstance(operand, str) for operand in (left, right)
-        )
-        lists = isinstance(op, ast.Add) and all(
-            isinstance(operand, list) for operand in (left, right)
-        )
-        if not (numbers or texts or lists):
-            return unknown
-        if numbers and (
-            max(abs(left), abs(right)) > LARGEST_RESULT
-            or (isinstance(op, ast.Pow) and abs(right) > 64)
-        ):
-            return unknown
-        if not numbers and len(left) + len(right) > LONGEST_RESULT:
-            return unknown
-        try:
-            found = ARITHMETIC[type(op)](left, right)
-        except (ArithmeticError, ValueError, TypeError):
-            return unknown
-        return (
-            unknown
-            if numbers and (isinstance(found, complex) or abs(found) > LARGEST_RESULT)
-            else found
-        )
+        both, unknown = (left, right), Unresolved(ast.unparse(node)[:200])
+        if all(type(operand) in (int, float) for operand in both) and type(op) in ARITHMETIC:
+            is_large = isinstance(op, ast.Pow) and abs(right) > 64
+            if is_large or max(map(abs, both)) > LARGEST_RESULT:
+                return unknown
+            try:
+                found = ARITHMETIC[type(op)](left, right)
+            except (ArithmeticError, ValueError, TypeError):
+                return unknown
+            return unknown if isinstance(found, complex) or abs(found) > LARGEST_RESULT else found
+        joins = any(all(isinstance(operand, kind) for operand in both) for kind in (str, list))
+        if isinstance(op, ast.Add) and joins and len(left) + len(right) <= LONGEST_RESULT:
+            return left + right
+        return unknown
 
     def junction(self, op: ast.boolop, parts: list[Any], node: ast.expr) -> Any:
         """``and`` and ``or`` of known values."""
@@ -691,20 +635,15 @@ class _Reader:
         if isinstance(left, Unresolved | _Object) or isinstance(right, Unresolved | _Object):
             return Unresolved(ast.unparse(node))
         match op:
-            case ast.Eq():
-                return left == right
-            case ast.NotEq():
-                return left != right
-            case ast.Is():
-                return left is right if right is None else Unresolved(ast.unparse(node))
-            case ast.IsNot():
-                return left is not right if right is None else Unresolved(ast.unparse(node))
+            case ast.Is() | ast.IsNot() if right is None:
+                return (left is None) is isinstance(op, ast.Is)
+            case ast.Eq() | ast.NotEq():
+                return (left == right) is isinstance(op, ast.Eq)
             case ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE() if _are_numbers(left, right):
                 return ORDER[type(op)](left, right)
             case ast.In() if isinstance(right, list | dict | str):
                 return str(left) in right if isinstance(right, str) else left in right
-            case _:
-                return Unresolved(ast.unparse(node))
+        return Unresolved(ast.unparse(node))
 
     def part(self, owner: ast.expr, part: str, node: ast.expr) -> Any:
         """``torch.bfloat16`` is its own text; ``config.size`` a part of a known object."""
