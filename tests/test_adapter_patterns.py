@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from estimator import Method, TrainingSetup, catalog
 from estimator.families.adapters import adapter_parameters, lowest_trained, trainable_parameters
-from estimator.families.by_layer import adapted_groups
+from estimator.families.loaded import adapted_groups
 from estimator.families.modules import TINY_LLAMA
 from estimator.passes.stack import kinds_of
 from estimator.time.flops import matrices

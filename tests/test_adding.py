@@ -21,7 +21,8 @@ from estimator import (
 )
 from estimator.families import parts, registry
 from estimator.families.block import Block
-from estimator.families.family import ConfigClass, Family, ModuleClass, Why
+from estimator.families.config_class import ConfigClass, Why
+from estimator.families.family import Family, ModuleClass
 from estimator.families.hf_config import ignored_keys, model_from_config
 from estimator.families.layers import plain_mlp
 from estimator.families.model_tree import layer_class, module_tree, total_parameters

@@ -11,10 +11,10 @@ import pytest
 from estimator import Component, Strategy, TrainingSetup, catalog, estimate
 from estimator.contract.setups import read_setup
 from estimator.families.adapters import adapter_parameters, is_quantized, trainable_parameters
+from estimator.families.loaded import tower_modules, tower_parameters
 from estimator.families.model_tree import total_parameters
 from estimator.families.modules import Linear
 from estimator.families.registry import FAMILIES
-from estimator.families.towers import tower_modules, tower_parameters
 from estimator.families.weights import module_bytes, tower_buffers
 from estimator.families.wrapped import classes_of
 from estimator.parallel.placements import idle_tensors, trainable_tensors

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from estimator.answer.overflow import starts_with_states
 from estimator.families.adapters import is_quantized
 from estimator.families.liger import kernels, loss_of
+from estimator.families.loaded import made_modules
 from estimator.families.model_tree import tied_head
 from estimator.families.modules import Module, weight_shapes
 from estimator.families.packed import int8_bytes, quantized_bytes
 from estimator.families.registry import family_of
-from estimator.families.towers import made_modules
 from estimator.families.weights import Buffer, buffers, module_bytes, tower_buffers
 from estimator.inference.colocation import colocated_engine
 from estimator.inference.engine import buffer_bytes, engine, engine_weight_bytes, graph_count

@@ -5,10 +5,10 @@ from __future__ import annotations
 from estimator.answer.images import check_images
 from estimator.families.adapters import is_adapted
 from estimator.families.liger import check_liger, loss_of
+from estimator.families.loaded import has_towers
 from estimator.families.model_tree import outer_modules, tied_head
 from estimator.families.modules import Embedding, Linear
 from estimator.families.registry import family_of
-from estimator.families.towers import has_towers
 from estimator.families.wrapped import class_not_found, classes_of
 from estimator.inference.refusals import check_generation
 from estimator.parallel.combinations import (

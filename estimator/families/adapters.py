@@ -7,12 +7,16 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
-from estimator.families.by_layer import (
+from estimator.families.loaded import (
     adapted_groups,
     ends,
+    has_towers,
     left_out,
+    made_modules,
     modules_of_layer,
     pattern_rank,
+    tower_modules,
+    tower_parameters,
 )
 from estimator.families.model_tree import (
     layer_groups,
@@ -37,7 +41,6 @@ from estimator.families.modules import (
     weight_shapes,
 )
 from estimator.families.registry import family_of
-from estimator.families.towers import has_towers, made_modules, tower_modules, tower_parameters
 from estimator.families.vision_family import sees
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import NOT_MODELLED, InputError, Line, Refusal, RefusedError

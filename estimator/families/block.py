@@ -39,28 +39,17 @@ BEFORE_LAYERS = ("word_embeddings_layernorm", "per_layer_projection_norm")
 
 
 @dataclass(slots=True)
-class LoadedLinear:
-    """A linear with its parameters, and its adapters if it has any."""
+class Loaded:
+    """A linear or a bare weight with its parameters, and its adapters if it has any."""
 
-    linear: Linear
+    module: Linear | Bare
     weight: Parameter
-    bias: Parameter | None
+    bias: Parameter | None = None
     lora_a: Parameter | None = None
     lora_b: Parameter | None = None
     lora_bias: Parameter | None = None
     magnitude: Parameter | None = None
     is_quantized: bool = False
-
-
-@dataclass(slots=True)
-class ExpertStack:
-    """A bare weight, and its adapters if PEFT merges them into it."""
-
-    module: Bare
-    weight: Parameter
-    bias: Parameter | None = None
-    lora_a: Parameter | None = None
-    lora_b: Parameter | None = None
 
 
 class Owned(NamedTuple):
@@ -145,8 +134,8 @@ class Block:
         self.softmax_float32 = softmax_float32
         self.shared_states: dict[bool, tuple[Tensor, Tensor]] = {}
         """Keys and values shared between layers, by whether they have a window; one dict for the whole model."""
-        self.linears: dict[str, LoadedLinear] = {}
-        self.stacks: dict[str, ExpertStack] = {}
+        self.linears: dict[str, Loaded] = {}
+        self.stacks: dict[str, Loaded] = {}
         self.norms: dict[str, list[Parameter]] = {}
         self.embeddings: dict[str, Parameter] = {}
         self.tensors: dict[str, list[Parameter]] = {}
@@ -165,7 +154,6 @@ class Block:
     def _add(self, module: Module, key: str) -> None:
         setup = self.setup
         trainable = is_trained_whole(module, setup.adapters)
-        has_grad = setup.batch.gradient_accumulation_steps > 1
         width = weight_width(module, setup)
         shapes, biased = weight_shapes(module), trains_bias(module, setup.adapters)
         parameters = [
@@ -174,13 +162,12 @@ class Block:
                 elements(shape),
                 width,
                 trainable=trainable or (biased and part == len(shapes) - 1),
-                has_grad=has_grad,
             )
             for part, shape in enumerate(shapes)
         ]
         self.owned += [
             Owned(module, shape, parameter, is_adapter=False)
-            for shape, parameter in zip(weight_shapes(module), parameters, strict=True)
+            for shape, parameter in zip(shapes, parameters, strict=True)
         ]
         match module:
             case Kernel():
@@ -190,30 +177,22 @@ class Block:
             case Embedding():
                 self.embeddings[module.name] = parameters[0]
                 self.embedding_widths[module.name] = module.width
-                if adapters := self._adapters(module, key, has_grad=has_grad):
+                if adapters := self._adapters(module, key):
                     self.looked_up[module.name] = adapters[0], adapters[1]
             case Linear():
-                bias = parameters[1] if module.bias else None
-                self.linears[module.name] = linked = self._linked(module, parameters[0], bias, key)
-                linked.is_quantized = is_quantized(module, setup.adapters)
+                self.linears[module.name] = self._loaded(module, *parameters, key=key)
             case Bare():
-                stack = ExpertStack(module, parameters[0], parameters[1] if module.bias else None)
-                if adapters := self._adapters(module, key, has_grad=has_grad):
-                    stack.lora_a, stack.lora_b = adapters
-                self.stacks[module.name] = stack
+                self.stacks[module.name] = self._loaded(module, *parameters, key=key)
 
-    def _parameter(
-        self, key: str, elements: int, width: int, *, trainable: bool, has_grad: bool
-    ) -> Parameter:
+    def _parameter(self, key: str, elements: int, width: int, *, trainable: bool) -> Parameter:
         if key not in self._parameters:
+            has_grad = self.setup.batch.gradient_accumulation_steps > 1
             self._parameters[key] = Parameter(
                 key, elements, width, trainable=trainable, has_grad=has_grad
             )
         return self._parameters[key]
 
-    def _adapters(
-        self, module: Linear | Bare | Embedding, key: str, *, has_grad: bool
-    ) -> list[Parameter]:
+    def _adapters(self, module: Linear | Bare | Embedding, key: str) -> list[Parameter]:
         tensors = adapter_tensors(module, self.setup)
         parameters = [
             self._parameter(
@@ -221,7 +200,6 @@ class Block:
                 elements(tensor.shape),
                 tensor.width,
                 trainable=True,
-                has_grad=has_grad,
             )
             for part, tensor in enumerate(tensors)
         ]
@@ -231,19 +209,19 @@ class Block:
         ]
         return parameters
 
-    def _linked(
-        self, module: Linear, weight: Parameter, bias: Parameter | None, key: str
-    ) -> LoadedLinear:
-        """A linear of these parameters, with whatever its adapter consists of."""
-        linked = LoadedLinear(module, weight, bias)
-        has_grad = self.setup.batch.gradient_accumulation_steps > 1
-        if adapters := self._adapters(module, key, has_grad=has_grad):
-            linked.lora_a, linked.lora_b, *beside = adapters
+    def _loaded(
+        self, module: Linear | Bare, weight: Parameter, bias: Parameter | None = None, *, key: str
+    ) -> Loaded:
+        """A module of these parameters, with whatever its adapter consists of."""
+        packed = is_quantized(module, self.setup.adapters)
+        loaded = Loaded(module, weight, bias, is_quantized=packed)
+        if adapters := self._adapters(module, key):
+            loaded.lora_a, loaded.lora_b, *beside = adapters
             if self.setup.adapters.lora_bias:
-                linked.lora_bias = beside[0]
+                loaded.lora_bias = beside[0]
             elif beside:
-                linked.magnitude = beside[0]
-        return linked
+                loaded.magnitude = beside[0]
+        return loaded
 
     @property
     def played(self) -> int:
@@ -258,7 +236,7 @@ class Block:
 
     def tie(self, head: Linear, weight: Parameter, key: str) -> None:
         """Adds a tied head with an adapter, so that it is called like any linear."""
-        self.linears[head.name] = self._linked(head, weight, None, key)
+        self.linears[head.name] = self._loaded(head, weight, key=key)
 
     def adapted_embedding(
         self, name: str, ids: Tensor, found: Tensor, *, is_scaled: bool
@@ -392,11 +370,11 @@ class Block:
         del branch
         return op.cast(tape, result, result_width)
 
-    def _with_dora(self, linked: LoadedLinear, x: Tensor, result: Tensor) -> Tensor:
+    def _with_dora(self, linked: Loaded, x: Tensor, result: Tensor) -> Tensor:
         assert linked.lora_a is not None
         assert linked.lora_b is not None
         assert linked.magnitude is not None
-        tape, setup, linear = self.tape, self.setup, linked.linear
+        tape, setup, linear = self.tape, self.setup, linked.module
         packed_width = None
         if linked.is_quantized:
             packed_width = 4 if setup.adapters.has_8bit_base else setup.precision.dtype.bytes
@@ -415,10 +393,10 @@ class Block:
         dropped = op.dropout(tape, x, self.setup.adapters.lora_dropout)
         return op.add(tape, result, dora(tape, layer, dropped, result if dropped is x else None))
 
-    def _branch(self, linked: LoadedLinear, x: Tensor) -> Tensor:
+    def _branch(self, linked: Loaded, x: Tensor) -> Tensor:
         assert linked.lora_a is not None
         assert linked.lora_b is not None
-        tape, linear = self.tape, linked.linear
+        tape, linear = self.tape, linked.module
         rank = adapter_rank(linear, self.setup.adapters)
         # no name outlives its operator: without gradients nothing else keeps the low-rank tensor
         return op.scale(
@@ -451,8 +429,9 @@ class Block:
         call = self._in_float8 if is_float8 else op.linear
         return self.within(weight.key, x, lambda x: call(self.tape, x, weight, bias, *shape, name))
 
-    def _base(self, linked: LoadedLinear, x: Tensor, name: str) -> Tensor:
-        linear = linked.linear
+    def _base(self, linked: Loaded, x: Tensor, name: str) -> Tensor:
+        linear = linked.module
+        assert isinstance(linear, Linear)
         if linked.is_quantized and self.setup.adapters.has_8bit_base:
             return op.linear_8bit(self.tape, x, linear.in_features, linear.out_features, name)
         if linked.is_quantized:
@@ -493,7 +472,7 @@ class Block:
             stack.weight.key, x, lambda x: self._scores(stack, x, in_float32=in_float32)
         )
 
-    def _scores(self, stack: ExpertStack, x: Tensor, *, in_float32: bool) -> Tensor:
+    def _scores(self, stack: Loaded, x: Tensor, *, in_float32: bool) -> Tensor:
         tape = self.tape
         hidden, experts = stack.module.in_features, stack.module.out_features
         weight: Tensor = stack.weight

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from estimator.families.family import Why
+from estimator.families.config_class import Why
 from estimator.families.registry import FAMILIES
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from estimator.families.layer_kinds import DENSE, FULL_ATTENTION, SLIDING
-from estimator.families.reader import KEY_NOT_MODELLED, MOST_HEADS, MOST_LAYERS, Config, short
+from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config, short
 from estimator.values.refusals import InputError
 from estimator.values.specs import StateSpace
 
@@ -49,8 +49,9 @@ def patterned(read: Config, every: int, layers: int) -> tuple[str, ...]:
     return tuple(SLIDING if layer % every else FULL_ATTENTION for layer in range(1, layers + 1))
 
 
-def listed_rotary(read: Config, layers: int) -> tuple[bool, ...]:
+def listed_rotary(read: Config, kinds: Sequence[str], window: int = 0) -> tuple[bool, ...]:
     """``no_rope_layers`` is 1 where a layer *has* rotary embeddings; an empty list counts as missing."""
+    layers = len(kinds)
     listed = read.items("no_rope_layers", layers) if read.values.get("no_rope_layers") else ()
     if listed:
         for item in listed:
@@ -62,6 +63,16 @@ def listed_rotary(read: Config, layers: int) -> tuple[bool, ...]:
         return tuple(bool(item) for item in listed)
     every = read.whole("no_rope_layer_interval", default=4, most=MOST_LAYERS)
     return tuple(layer % every != 0 for layer in range(1, layers + 1))
+
+
+def by_rotary(turned_kind: str, other: str) -> LayerTypes:
+    """Kinds of layers with rotary embeddings, and of those without."""
+
+    def kinds(read: Config, layers: int) -> tuple[str, ...]:
+        turned = listed_rotary(read, ("",) * layers)
+        return tuple(turned_kind if rotary else other for rotary in turned)
+
+    return kinds
 
 
 def first_dense(default: int) -> LayerTypes:
@@ -85,6 +96,16 @@ def first_dense(default: int) -> LayerTypes:
 def several_shared(key: str, default: int) -> Callable[[Config, int], int]:
     """A number of shared experts, each as wide as the routed ones."""
     return lambda read, width: width * read.whole(key, default=default, most=MOST_HEADS)
+
+
+def shared_width(key: str, default: int | None = None) -> Callable[[Config, int], int]:
+    """A width of their own."""
+    return lambda read, width: read.whole(key, default=default)
+
+
+def expert_groups(default: int) -> Callable[[Config], int]:
+    """``n_group``: groups of experts, of which the best are chosen first."""
+    return lambda read: read.whole("n_group", default=default)
 
 
 def latent_attention(
@@ -148,11 +169,6 @@ def mamba_of_hidden(read: Config, width: int, asked_by: str, **rest: Any) -> Sta
 def mamba_width(read: Config, fields: dict[str, Any]) -> int:
     """``mamba_expand`` times the hidden size; refuses activations other than silu."""
     if read.text("hidden_act", default="silu") != "silu":
-        raise KEY_NOT_MODELLED(
-            name="hidden_act",
-            value=short(read.values["hidden_act"]),
-            model_type=read.model_type,
-            instead="silu",
-        )
+        raise read.refused("hidden_act", "silu")
     hidden: int = fields["hidden_size"]
     return read.whole("mamba_expand", default=2, most=MOST_HEADS) * hidden

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from estimator.families.config_class import ConfigClass, ExpertKeys, WindowKeys
 from estimator.families.config_keys import SENSITIVE, is_sensitive, unread
 from estimator.families.config_rules import patterned
-from estimator.families.family import ConfigClass, ExpertKeys, WindowKeys
 from estimator.families.layer_kinds import CHUNKED, FULL_ATTENTION, SLIDING
 from estimator.families.reader import (
     MOST_HEADS,
@@ -117,6 +117,10 @@ def _model(read: Config, hub_id: str = "") -> Model:
         fields["final_logit_softcapping"] = read.cap("final_logit_softcapping", final)
     if family.experts:
         fields |= _experts(read, family.experts, layers)
+    fields |= family.fixed
+    fields |= {
+        name: read.flag(key, default=default) for name, (key, default) in family.flags.items()
+    }
     if family.own:
         fields |= family.own(read, fields)
     return Model(model_type=read.model_type, hub_id=hub_id, **fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, show
+from estimator.values.refusals import NOT_MODELLED, InputError, Refusal, RefusedError, show
 
 MOST_LAYERS = 1000  # layers: our limit, eight times the deepest catalogue model (126)
 MOST_HEADS = 4096  # heads: our limit, seventeen times the catalogue's most (232)
@@ -44,6 +44,15 @@ class Config:
 
     values: Mapping[str, object]
     model_type: str
+
+    def refused(self, name: str, instead: object) -> RefusedError:
+        """The refusal of this key's value, which is not modelled; ``instead`` as it is written in the config."""
+        return KEY_NOT_MODELLED(
+            name=name,
+            value=short(self.values[name]),
+            model_type=self.model_type,
+            instead=instead,
+        )
 
     def has(self, *names: str) -> str | None:
         """The first of these names that has a value."""
@@ -152,12 +161,7 @@ def refuse_others(read: Config, only: Mapping[str, object]) -> None:
     for name, value in only.items():
         given = read.values.get(name)
         if given is not None and given != value:
-            raise KEY_NOT_MODELLED(
-                name=name,
-                value=short(given),
-                model_type=read.model_type,
-                instead=short(value),
-            )
+            raise read.refused(name, short(value))
 
 
 def kinds_in(

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from estimator.families.by_layer import ends
+from estimator.families.loaded import ends, has_towers, made_modules, tower_modules
 from estimator.families.model_tree import ModuleNode, layers_name, module_tree
 from estimator.families.modules import HEADS, Bare
-from estimator.families.towers import has_towers, made_modules, tower_modules
 from estimator.families.vision_family import sees, vision_family
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, show

@@ -1,4 +1,4 @@
-"""Modules with weights of the towers that ``AutoModelForCausalLM`` loads for Gemma 3, 3n and 4.
+"""The towers that ``AutoModelForCausalLM`` loads for Gemma 3, 3n and 4: their sizes and their modules with weights.
 
 A step on text runs none of them, except Gemma 3n's embedders. Their weights, and adapters on their linears, take memory
 but get neither gradients nor optimizer states.
@@ -6,173 +6,169 @@ but get neither gradients nor optimizer states.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
-from estimator.families.by_layer import text_modules
-from estimator.families.model_tree import vision_modules
-from estimator.families.modules import (
-    Embedding,
-    Kernel,
-    Linear,
-    Module,
-    Norm,
-    module_parameters,
-)
+from estimator.families.family import TowerConfig
+from estimator.families.modules import Embedding, Kernel, Linear, Module, Norm
 from estimator.families.registry import family_of
-from estimator.families.vision_family import sees
-from estimator.values.facets.adapters import Adapters
-from estimator.values.facets.images import Images
-from estimator.values.specs import Model, ModelClass
-from estimator.values.towers import AudioTower, VisionTower
+from estimator.values.kinds import Flag, Kind, WholeNumber
+from estimator.values.refusals import InputError
+from estimator.values.specs import Model
+from estimator.values.towers import AudioTower, Towers, VisionTower
 
-Alike = tuple[tuple[Module, int], ...]
-"""Modules with weights, and their multiplicity."""
-BEFORE_THE_TEXT = ("vision_tower", "multi_modal_projector")
-"""Name prefixes of modules that precede the text model in parameter order."""
+# --- sizes --------------------------------------------------------------------------------------
 
+MOBILENET = "mobilenetv5_300m_enc"
 
-def has_towers(model: Model, adapters: Adapters) -> bool:
-    """Whether the class that loads the model has towers (a yes or no; the same on every GPU).
-
-    Source: transformers 5.23, models/auto/modeling_auto.py, ``MODEL_FOR_CAUSAL_LM_MAPPING_NAMES``.
-
-    >>> from estimator.families.modules import TINY_LLAMA
-    >>> has_towers(TINY_LLAMA, Adapters())
-    False
-    """
-    return model.towers is not None and adapters.model_class is ModelClass.AUTO
+_SIZE, _FLAG = WholeNumber(10**7), Flag()
 
 
-def tower_modules(model: Model, adapters: Adapters) -> Alike:
-    """Modules with weights of the towers and their projectors, and their multiplicity; whole model.
+def with_towers(model: Model, config: Mapping[str, object]) -> Model:
+    """The model with the towers of its config (sizes in elements; per model); unchanged if there are none.
 
-    Names are those of transformers without the layer index. Empty for the text class.
+    Missing keys take the class's default. Towers whose modules are unknown are left out.
 
-    Leaves out: buffers.
-    Error: none; compared with transformers' own module tree in tests/verify.
-    Source: transformers 5.23, models/gemma3/modeling_gemma3.py, ``Gemma3Model.__init__``; models/gemma3n/
-    modeling_gemma3n.py, ``Gemma3nModel.__init__``; models/gemma4/modeling_gemma4.py, ``Gemma4Model.__init__``;
-    models/siglip/modeling_siglip.py; timm 1.0.31, models/mobilenetv5.py.
+    Source: transformers 5.23, models/gemma3/configuration_gemma3.py, models/gemma3n/configuration_gemma3n.py,
+    models/gemma4/configuration_gemma4.py and models/siglip/configuration_siglip.py.
 
     >>> from estimator.families.modules import TINY_LLAMA
-    >>> tower_modules(TINY_LLAMA, Adapters())
-    ()
-    """
-    if sees(model, adapters):
-        return (*vision_modules(model), *_audio_modules(model))
-    if model.towers is None or not has_towers(model, adapters):
-        return ()
-    classes = family_of(model).with_towers
-    assert classes is not None
-    return tuple(classes.modules(model.towers.vision, model.towers.audio, model))
-
-
-def _audio_modules(model: Model) -> Alike:
-    """A tower of sound beside one that sees, which images do not run."""
-    classes = family_of(model).with_towers
-    if model.towers is None or model.towers.audio is None or classes is None:
-        return ()
-    return tuple(classes.modules(None, model.towers.audio, model))
-
-
-def made_modules(model: Model, adapters: Adapters) -> Alike:
-    """Every module with weights of the loaded class, towers first, and their multiplicity, whole model.
-
-    Source: derived, from ``tower_modules`` and ``text_modules``.
-
-    >>> from estimator.families.modules import TINY_LLAMA
-    >>> made_modules(TINY_LLAMA, Adapters()) == tuple(text_modules(TINY_LLAMA, Adapters()))
+    >>> with_towers(TINY_LLAMA, {"model_type": "llama"}) is TINY_LLAMA
     True
     """
-    return (*tower_modules(model, adapters), *text_modules(model, adapters))
+    wrapper = config.get("model_type")
+    family = family_of(model)
+    classes = family.with_towers
+    if classes is None or wrapper not in family.config.wrappers or "text_config" not in config:
+        return model
+    vision, audio = _part(config, "vision_config"), _part(config, "audio_config")
+    if vision is not None and vision.get("model_type") not in (None, *classes.vision_types):
+        return model
+    towers = classes.read(vision, audio)
+    return model if towers is None else replace(model, towers=towers)
 
 
-def tower_parameters(model: Model, adapters: Adapters) -> int:
-    """Parameters of the towers and their projectors, in elements, whole model; 0 for the text class.
+def siglip_towers(vision: TowerConfig, audio: TowerConfig) -> Towers:
+    """Gemma 3's towers."""
+    return Towers(vision=_siglip(vision or {}))
 
-    Error: none; equal to the published parameters beyond the text in data/models.csv.
-    Source: derived, from ``tower_modules``.
 
-    >>> from estimator.families.modules import TINY_LLAMA
-    >>> tower_parameters(TINY_LLAMA, Adapters())
-    0
-    """
-    return sum(
-        count * module_parameters(module) for module, count in tower_modules(model, adapters)
+def gemma3n_towers(vision: TowerConfig, audio: TowerConfig) -> Towers | None:
+    """Gemma 3n's towers, always both; None: the vision tower is not MobileNet v5."""
+    if (vision or {}).get("architecture", MOBILENET) != MOBILENET:
+        return None
+    return Towers(vision=_mobilenet(vision or {}), audio=_conformer(audio or {}))
+
+
+def gemma4_towers(vision: TowerConfig, audio: TowerConfig) -> Towers:
+    """Gemma 4's towers, each of which may be missing."""
+    return Towers(
+        vision=None if vision is None else _gemma4_vision(vision),
+        audio=None if audio is None else _gemma4_audio(audio),
     )
 
 
-def run_on_text(model: Model, adapters: Adapters, images: Images) -> Alike:
-    """The towers' modules that a step on text runs, and their multiplicity: Gemma 3n's embedders.
-
-    Source: transformers 5.23, models/gemma3n/modeling_gemma3n.py, ``Gemma3nModel.forward`` (``vision_embeds``,
-    ``audio_embeds``).
-
-    >>> from estimator.families.modules import TINY_LLAMA
-    >>> run_on_text(TINY_LLAMA, Adapters(), Images())
-    ()
-    """
-    modules = tower_modules(model, adapters)
-    if sees(model, adapters):
-        return vision_modules(model) if images.shows_any else ()
-    classes = family_of(model).with_towers
-    return tuple(
-        (module, count)
-        for module, count in modules
-        if classes and module.name.startswith(classes.runs_on_text)
+def _siglip(part: Mapping[str, object]) -> VisionTower:
+    side, patch = _size(part, "image_size", 224), _size(part, "patch_size", 16)
+    return VisionTower(
+        hidden_size=_size(part, "hidden_size", 768),
+        intermediate_size=_size(part, "intermediate_size", 3072),
+        num_hidden_layers=_size(part, "num_hidden_layers", 12),
+        num_channels=_size(part, "num_channels", 3),
+        patch_size=patch,
+        positions=(side // patch) ** 2,
+        vision_use_head=_flag(part, "vision_use_head", default=True),
     )
 
 
-def idle_modules(model: Model, adapters: Adapters, images: Images) -> Alike:
-    """The towers' modules that a step on text does not run, and their multiplicity.
-
-    Source: derived, from ``tower_modules`` and ``run_on_text``.
-
-    >>> from estimator.families.modules import TINY_LLAMA
-    >>> idle_modules(TINY_LLAMA, Adapters(), Images())
-    ()
-    """
-    run = run_on_text(model, adapters, images)
-    return tuple(counted for counted in tower_modules(model, adapters) if counted not in run)
-
-
-def layers_before_the_text(model: Model, adapters: Adapters) -> int:
-    """Tower layers that can be checkpointed and precede the text's (a count): those of Gemma 3's and 4's vision towers.
-
-    Source: transformers 5.23, modeling_layers.py, ``GradientCheckpointingLayer``; models/siglip/modeling_siglip.py,
-    ``SiglipEncoderLayer``; models/gemma4/modeling_gemma4.py, ``Gemma4VisionEncoderLayer``.
-
-    >>> from estimator.families.modules import TINY_LLAMA
-    >>> layers_before_the_text(TINY_LLAMA, Adapters())
-    0
-    """
-    if model.towers is None or not has_towers(model, adapters):
-        return 0
-    vision = model.towers.vision
-    return vision.num_hidden_layers if vision is not None else 0
-
-
-def clamps(model: Model, adapters: Adapters) -> int:
-    """Scalars of Gemma 4's towers that clamp a linear's input and output (a count, whole model), 4 per linear.
-
-    Source: transformers 5.23, models/gemma4/modeling_gemma4.py, ``Gemma4ClippableLinear.__init__``.
-
-    >>> from estimator.families.modules import TINY_LLAMA
-    >>> clamps(TINY_LLAMA, Adapters())
-    0
-    """
-    if model.towers is None:
-        return 0
-    clipping = tuple(
-        name
-        for name, tower in (("vision", model.towers.vision), ("audio", model.towers.audio))
-        if tower is not None and tower.use_clipped_linears
+def _mobilenet(part: Mapping[str, object]) -> VisionTower:
+    return VisionTower(
+        hidden_size=_size(part, "hidden_size", 2048), vocab_size=_size(part, "vocab_size", 128)
     )
-    return 4 * sum(
-        count
-        for module, count in tower_modules(model, adapters)
-        if module.name.endswith(".linear") and module.name.startswith(clipping)
+
+
+def _conformer(part: Mapping[str, object]) -> AudioTower:
+    hidden = _size(part, "hidden_size", 1536)
+    frequencies = _size(part, "input_feat_size", 128)
+    for _ in range(2):  # two strides of 2, with one zero of padding on either side
+        frequencies = (frequencies + 2 - 3) // 2 + 1
+    return AudioTower(
+        hidden_size=hidden,
+        num_hidden_layers=_size(part, "conf_num_hidden_layers", 12),
+        num_attention_heads=_size(part, "conf_num_attention_heads", 8),
+        conv_kernel_size=_size(part, "conf_conv_kernel_size", 5),
+        channels=_channels(part, "sscp_conv_channel_size"),
+        frequencies=frequencies,
+        output_size=hidden,
+        vocab_size=_size(part, "vocab_size", 128),
     )
+
+
+def _gemma4_vision(part: Mapping[str, object]) -> VisionTower:
+    return VisionTower(
+        hidden_size=_size(part, "hidden_size", 768),
+        intermediate_size=_size(part, "intermediate_size", 3072),
+        num_hidden_layers=_size(part, "num_hidden_layers", 16),
+        num_attention_heads=_size(part, "num_attention_heads", 12),
+        num_key_value_heads=_size(part, "num_key_value_heads", 12),
+        head_dim=_size(part, "head_dim", 64),
+        patch_size=_size(part, "patch_size", 16),
+        positions=_size(part, "position_embedding_size", 10 * 1024),
+        use_clipped_linears=_flag(part, "use_clipped_linears", default=False),
+        standardize=_flag(part, "standardize", default=False),
+    )
+
+
+def _gemma4_audio(part: Mapping[str, object]) -> AudioTower:
+    channels = _channels(part, "subsampling_conv_channels")
+    return AudioTower(
+        hidden_size=_size(part, "hidden_size", 1024),
+        num_hidden_layers=_size(part, "num_hidden_layers", 12),
+        num_attention_heads=_size(part, "num_attention_heads", 8),
+        conv_kernel_size=_size(part, "conv_kernel_size", 5),
+        channels=channels,
+        frequencies=channels[0] // 4,
+        output_size=_size(part, "output_proj_dims", 1536),
+        use_clipped_linears=_flag(part, "use_clipped_linears", default=True),
+    )
+
+
+def _part(config: Mapping[str, object], name: str) -> Mapping[str, object] | None:
+    part = config.get(name)
+    if part is None or isinstance(part, Mapping):
+        return part
+    raise InputError(f"{name} must be an object or null; correct it in the config.")
+
+
+def _read(part: Mapping[str, object], name: str, kind: Kind) -> object:
+    try:
+        return kind.read(part[name])
+    except ValueError as problem:
+        raise InputError(f"{name} {problem}") from None
+
+
+def _size(part: Mapping[str, object], name: str, default: int) -> int:
+    if part.get(name) is None:
+        return default
+    value = _read(part, name, _SIZE)
+    assert isinstance(value, int)
+    return value
+
+
+def _flag(part: Mapping[str, object], name: str, *, default: bool) -> bool:
+    return default if part.get(name) is None else bool(_read(part, name, _FLAG))
+
+
+def _channels(part: Mapping[str, object], name: str) -> tuple[int, int]:
+    """Channels of the two convolutions; both classes have the same default."""
+    given = part.get(name, [128, 32])
+    if not isinstance(given, list | tuple) or len(given) != 2:
+        raise InputError(f"{name} must list two whole numbers; correct it in the config.")
+    first, second = (_size({name: channels}, name, 0) for channels in given)
+    return first, second
+
+
+# --- modules ------------------------------------------------------------------------------------
 
 
 def siglip_modules(
@@ -180,11 +176,11 @@ def siglip_modules(
 ) -> Iterator[tuple[Module, int]]:
     """SigLIP, and Gemma 3's projector."""
     if vision is not None:
-        yield from _siglip(vision)
+        yield from _siglip_modules(vision)
         yield from _projector(vision, model)
 
 
-def _siglip(tower: VisionTower) -> Iterator[tuple[Module, int]]:
+def _siglip_modules(tower: VisionTower) -> Iterator[tuple[Module, int]]:
     name, hidden, width = "vision_tower", tower.hidden_size, tower.intermediate_size
     patch = (hidden, tower.num_channels, tower.patch_size, tower.patch_size)
     yield Kernel(f"{name}.embeddings.patch_embedding", (patch, (hidden,))), 1
@@ -230,9 +226,9 @@ def gemma4_tower_modules(
 ) -> Iterator[tuple[Module, int]]:
     """Gemma 4's towers and their projections."""
     if vision is not None:
-        yield from _gemma4_vision(vision)
+        yield from _gemma4_vision_modules(vision)
     if audio is not None:
-        yield from _gemma4_audio(audio)
+        yield from _gemma4_audio_modules(audio)
     projections = [("embed_vision", vision.hidden_size)] if vision is not None else []
     projections += [("embed_audio", audio.output_size)] if audio is not None else []
     for (
@@ -244,7 +240,7 @@ def gemma4_tower_modules(
         yield Linear(projection, width, model.hidden_size, is_last=is_last), 1
 
 
-def _gemma4_vision(tower: VisionTower) -> Iterator[tuple[Module, int]]:
+def _gemma4_vision_modules(tower: VisionTower) -> Iterator[tuple[Module, int]]:
     name, hidden, width = "vision_tower", tower.hidden_size, tower.intermediate_size
     queries = tower.num_attention_heads * tower.head_dim
     keys = tower.num_key_value_heads * tower.head_dim
@@ -269,20 +265,20 @@ def _gemma4_vision(tower: VisionTower) -> Iterator[tuple[Module, int]]:
         yield Norm(f"{layer}.{norm}_layernorm", hidden), alike
 
 
-def _gemma4_audio(tower: AudioTower) -> Iterator[tuple[Module, int]]:
+def _gemma4_audio_modules(tower: AudioTower) -> Iterator[tuple[Module, int]]:
     name, hidden, alike = "audio_tower", tower.hidden_size, tower.num_hidden_layers
     yield from _shortening(tower, ("layer0", "layer1"))
     layer = f"{name}.layers"
     clipped = (f"self_attn.{name}.linear" for name in ("q_proj", "k_proj", "v_proj", "post"))
     linears = (*clipped, "self_attn.relative_k_proj")
     feed_forwards = ("feed_forward1", "feed_forward2")
-    yield from _conformer(tower, layer, feed_forwards, "self_attn", linears, ".linear")
+    yield from _conformer_modules(tower, layer, feed_forwards, "self_attn", linears, ".linear")
     for norm in ("norm_pre_attn", "norm_post_attn", "norm_out"):
         yield Norm(f"{layer}.{norm}", hidden), alike
     yield Linear(f"{name}.output_proj", hidden, tower.output_size, bias=True), 1
 
 
-def _conformer(
+def _conformer_modules(
     tower: AudioTower,
     layer: str,
     feed_forwards: tuple[str, str],
@@ -347,7 +343,7 @@ def _gemma3n_audio(tower: AudioTower) -> Iterator[tuple[Module, int]]:
     own = "attention.attn"
     names = ("relative_position_embedding.pos_proj", "q_proj", "k_proj", "v_proj")
     linears = (*(f"{own}.{name}" for name in names), "attention.post")
-    yield from _conformer(tower, layer, ("ffw_layer_start", "ffw_layer_end"), own, linears)
+    yield from _conformer_modules(tower, layer, ("ffw_layer_start", "ffw_layer_end"), own, linears)
     for norm in ("attention.pre_attn_norm", "attention.post_norm", "norm"):
         yield Norm(f"{layer}.{norm}", hidden), alike
 

@@ -9,11 +9,11 @@ from typing import NamedTuple, TypeVar
 from estimator.families.family import NO_KERNELS, BlockProgram, Family, Kernels
 from estimator.families.images.image import ImageProcessor, ImageTokens
 from estimator.families.images.videos import VideoProcessor
-from estimator.families.modules import LEAF, Tree, TreeTensor, Width, with_buffers
+from estimator.families.modules import Tree
 from estimator.families.reader import Config
 from estimator.families.registry import register_tower
 from estimator.families.rotary import Tables
-from estimator.tape.tape import Tape, Tensor
+from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.images import Images
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
@@ -81,10 +81,36 @@ class TowerTree:
     """Classes of the text that keep their names nevertheless."""
 
 
-def turning(tower: Model, parts: int) -> Tree:
-    """Rotary frequencies and their copy: one for every so many channels of a head, twice."""
-    frequencies = TreeTensor("inv_freq", tower.head_dim // parts, Width.FLOAT32)
-    return with_buffers(LEAF, frequencies, frequencies)
+def tiles_as_rows(vision: Vision, seen: Seen) -> tuple[int, int]:
+    """Rows of the tower's attention and the length of each: tiles, with a class token where the tower has one."""
+    return seen.tiles, vision.tower.learned_positions
+
+
+def one_row(vision: Vision, seen: Seen) -> tuple[int, int]:
+    """The same where all patches are one row.
+
+    Source: transformers 5.23, models/qwen2_5_vl/modeling_qwen2_5_vl.py, line 283: query_states.unsqueeze(0).
+    """
+    return 1, seen.patches
+
+
+def square_pixels(vision: Vision, seen: Seen) -> int:
+    """Numbers of a micro-batch of square tiles."""
+    return seen.tiles * vision.num_channels * vision.image_size**2
+
+
+def patch_tables(tape: Tape, vision: Vision, seen: Seen, width: int) -> Tables:
+    """Cosine and sine of every patch, [patches, head_dim] each, in the dtype of the hidden states."""
+    elements = seen.patches * vision.tower.head_dim
+    return Tables(tape.new(elements, width, ACTIVATIONS), tape.new(elements, width, ACTIVATIONS))
+
+
+def float32_tables(tape: Tape, vision: Vision, seen: Seen, width: int) -> Tables:
+    """The same in float32.
+
+    Source: transformers 5.23, models/qwen2_5_vl/modeling_qwen2_5_vl.py, Qwen2_5_VLVisionRotaryEmbedding.
+    """
+    return patch_tables(tape, vision, seen, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +143,11 @@ class VisionFamily:
     """``model_type`` of the modelled towers; empty: the class has only one."""
     pairs: Callable[[Vision, Seen], int] | None = None
     """Query-key pairs of patches, over all layers and images; None: every patch attends to its whole image."""
-    tokens_a_row: Callable[[Vision, Seen], tuple[int, int]]
+    tokens_a_row: Callable[[Vision, Seen], tuple[int, int]] = tiles_as_rows
     """Batch size and length of the tower's attention."""
     attends_by_image: bool = False
     """Attention is one call for each image or window, whose outputs are joined."""
-    prefix: str
+    prefix: str = "vision_tower"
     """Name of the tower in the model."""
     returns_features: bool = True
     """The model returns the features that it puts into the embeddings, in their dtype (``image_hidden_states``).

@@ -9,10 +9,10 @@ from estimator.families.adapters import (
     adapter_shapes,
     is_quantized,
 )
+from estimator.families.loaded import clamps
 from estimator.families.modules import Bare, Linear, Module, weight_shapes
 from estimator.families.packed import FLOAT32_BYTES, int8_bytes, quantized_bytes
 from estimator.families.registry import family_of
-from estimator.families.towers import clamps
 from estimator.values.arithmetic import allocated, elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from estimator.families.family import TowerClass
+from estimator.families.loaded import has_towers, tower_parameters
 from estimator.families.registry import FAMILIES
-from estimator.families.towers import has_towers, tower_parameters
 from estimator.values.facets.adapters import Adapters
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model

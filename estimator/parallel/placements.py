@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
+from estimator.families.loaded import idle_modules
 from estimator.families.modules import Embedding, Linear, Module
-from estimator.families.towers import idle_modules
 from estimator.families.weights import (
     adapter_tensor_width,
     buffer_bytes,

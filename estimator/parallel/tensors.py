@@ -23,6 +23,7 @@ from estimator.families.adapters import (
     trains_bias,
 )
 from estimator.families.family import NormKind
+from estimator.families.loaded import made_modules
 from estimator.families.model_tree import (
     joined,
     layer_modules,
@@ -43,7 +44,6 @@ from estimator.families.modules import (
 )
 from estimator.families.packed import FLOAT32_BYTES, packed_bytes, scale_bytes
 from estimator.families.registry import family_of
-from estimator.families.towers import made_modules
 from estimator.families.vision_family import sees, vision_family
 from estimator.values.arithmetic import StandIn, allocated, ceil_div, elements
 from estimator.values.facets.adapters import Adapters

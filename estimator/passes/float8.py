@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from estimator.families.adapters import is_adapted
+from estimator.families.loaded import has_towers
 from estimator.families.model_tree import tied_head
 from estimator.families.modules import HEADS, Linear, Module
-from estimator.families.towers import has_towers
 from estimator.parallel.tensors import Located, modules_in_order
 from estimator.tape.float8 import converts, is_aligned
 from estimator.values.facets.adapters import Adapters

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from estimator.families.adapters import is_adapted, is_copied, lowest_trained
 from estimator.families.block import Block, Owned
-from estimator.families.by_layer import modules_of_layer
 from estimator.families.family import Family, Rotary
 from estimator.families.layer_kinds import WITHOUT_ATTENTION
+from estimator.families.loaded import modules_of_layer
 from estimator.families.model_tree import layer_class_of, layer_model, outer_modules, tied_head
 from estimator.families.modules import DROPOUT, ROTARY, Module
 from estimator.families.registry import family_of

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from estimator.families.adapters import is_adapted
+from estimator.families.loaded import has_towers
 from estimator.families.model_tree import outer_modules, tied_head
 from estimator.families.modules import Linear
 from estimator.families.registry import family_of, is_classified
-from estimator.families.towers import has_towers
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.batch import Batch
 from estimator.values.facets.computation import Computation

@@ -7,10 +7,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from estimator.families.adapters import lowest_trained
-from estimator.families.by_layer import adapted_kinds
+from estimator.families.loaded import adapted_kinds, layers_before_the_text
 from estimator.families.model_tree import layer_kind, sharing_of_keys
 from estimator.families.registry import family_of
-from estimator.families.towers import layers_before_the_text
 from estimator.families.vision_family import sees
 from estimator.parallel.tensors import At
 from estimator.parallel.zero_partitions import keeps_parts, parts_of

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from estimator.families.adapters import adapter_parameters, trainable_parameters
+from estimator.families.loaded import tower_parameters
 from estimator.families.model_tree import total_parameters
-from estimator.families.towers import tower_parameters
 from estimator.resident.optimizer import States, Trainable, optimizer_states, step_transient
 from estimator.tape.tape import COMPONENTS
 from estimator.values.facets.adapters import Adapters

@@ -9,10 +9,10 @@ from functools import lru_cache
 from itertools import chain
 
 from estimator.families.adapters import is_quantized
+from estimator.families.loaded import made_modules
 from estimator.families.model_tree import outer_modules
 from estimator.families.modules import weight_shapes
 from estimator.families.packed import FLOAT32_BYTES, packed_bytes
-from estimator.families.towers import made_modules
 from estimator.parallel.computed import computed_width
 from estimator.parallel.fsdp1 import largest_unit_bytes, nested_units_bytes, stored_width
 from estimator.parallel.placements import Replicate, unsharded

@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import lru_cache
 
 from estimator.families.adapters import is_quantized
+from estimator.families.loaded import BEFORE_THE_TEXT, made_modules
 from estimator.families.model_tree import gate_up_stacks, outer_modules, tied_head
 from estimator.families.modules import Module, weight_shapes
 from estimator.families.packed import FLOAT32_BYTES, QUANTIZATION_BLOCK
-from estimator.families.towers import BEFORE_THE_TEXT, made_modules
 from estimator.families.weights import tensors_bytes
 from estimator.parallel.placements import AS_LOADED, all_buffer_bytes, own_and_added, weight_bytes
 from estimator.parallel.strategies import at_rest

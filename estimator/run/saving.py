@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from estimator.families.adapters import is_quantized
+from estimator.families.loaded import made_modules, tower_parameters
 from estimator.families.model_tree import gate_up_stacks, total_parameters
 from estimator.families.modules import weight_shapes
 from estimator.families.packed import FLOAT32_BYTES, QUANTIZATION_BLOCK, quantized_bytes
-from estimator.families.towers import made_modules, tower_parameters
 from estimator.families.weights import (
     adapter_tensors,
     adapter_width,

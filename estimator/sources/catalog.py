@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 from estimator.families.model_tree import total_parameters
 from estimator.families.reader import MOST_LAYERS
 from estimator.families.registry import check_modelled
-from estimator.families.tower_config import with_towers
+from estimator.families.towers import with_towers
 from estimator.families.vision_family import with_vision
 from estimator.sources.own_tables import NAMED_BY, filled, own_rows, with_own, wrong_files
 from estimator.sources.quantization_config import quantization_of

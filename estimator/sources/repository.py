@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from estimator.families.hf_config import ignored_keys, model_from_config, text_parts
+from estimator.families.loaded import tower_parameters
 from estimator.families.model_tree import total_parameters
 from estimator.families.registry import BEYOND, NotModelledError
-from estimator.families.tower_config import with_towers
-from estimator.families.towers import tower_parameters
+from estimator.families.towers import with_towers
 from estimator.families.vision_family import with_vision
 from estimator.families.wrapped import uncounted_sentence
 from estimator.resident.stored import checkpoint_bytes, stored_elements

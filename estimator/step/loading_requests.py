@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Sequence
 
 from estimator.families.adapters import is_quantized, is_trained_whole
+from estimator.families.loaded import made_modules
 from estimator.families.model_tree import tied_head
 from estimator.families.modules import Module, weight_shapes
 from estimator.families.packed import FLOAT32_BYTES, NESTED_BLOCK, QUANTIZATION_BLOCK, packed_bytes
-from estimator.families.towers import made_modules
 from estimator.families.weights import AdapterTensor, adapter_tensors, module_bytes, weight_width
 from estimator.parallel.computed import computed_width
 from estimator.parallel.placements import (

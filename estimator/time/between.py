@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from estimator.families.by_layer import adapted_groups, modules_of_layer
 from estimator.families.delta_net import CHUNK
 from estimator.families.liger import loss_of
+from estimator.families.loaded import adapted_groups, modules_of_layer
 from estimator.families.model_tree import experts_run, layer_model
 from estimator.families.modules import Linear
 from estimator.passes.batch import passed_rows

@@ -13,11 +13,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from estimator.families.adapters import adapter_rank, copied_modules, is_adapted
-from estimator.families.by_layer import adapted_groups, modules_of_layer
 from estimator.families.delta_net import CHUNK
 from estimator.families.kernels import attention_of
 from estimator.families.layer_kinds import FULL_ATTENTION, LINEAR_ATTENTION, WITHOUT_ATTENTION
 from estimator.families.liger import loss_of
+from estimator.families.loaded import adapted_groups, modules_of_layer
 from estimator.families.model_tree import (
     experts_run,
     outer_modules,

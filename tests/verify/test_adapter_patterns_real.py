@@ -8,8 +8,7 @@ import pytest
 from test_parameters_meta import IDS, VARIANTS, build
 
 from estimator.families.adapters import trainable_parameters
-from estimator.families.by_layer import layers_name
-from estimator.families.model_tree import layer_modules
+from estimator.families.model_tree import layer_modules, layers_name
 from estimator.families.modules import Bare
 from estimator.families.target_pattern import is_pattern, with_names
 from estimator.passes.stack import is_checkpointed

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from estimator.families.config_class import Why
 from estimator.families.config_keys import SENSITIVE, is_sensitive, reasons
-from estimator.families.family import Why
 from estimator.families.hf_config import ignored_keys, model_from_config
 from estimator.families.registry import MODELLED
 

@@ -11,10 +11,10 @@ import pytest
 from estimator import TrainingSetup
 from estimator.families.adapters import adapter_parameters, is_quantized, trainable_parameters
 from estimator.families.hf_config import model_from_config
+from estimator.families.loaded import clamps, idle_modules, tower_modules, tower_parameters
 from estimator.families.model_tree import total_parameters
 from estimator.families.modules import Kernel, Linear, module_parameters
-from estimator.families.tower_config import with_towers
-from estimator.families.towers import clamps, idle_modules, tower_modules, tower_parameters
+from estimator.families.towers import with_towers
 from estimator.families.wrapped import class_not_found, classes_of
 from estimator.values.methods import Method
 from estimator.values.specs import Model, ModelClass

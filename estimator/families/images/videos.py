@@ -6,7 +6,7 @@ Leaves out: the words that some processors write before each frame, its time or 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from estimator.families.images.gemma import Gemma4ImageProcessor
 from estimator.families.images.image import ImageProcessor, ImageTokens
@@ -68,40 +68,6 @@ class Qwen2VLVideoProcessor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3VLVideoProcessor:
-    """``Qwen3VLVideoProcessor``, also used by Qwen3.5: limits of all frames together.
-
-    Source: transformers 5.23, models/qwen3_vl/video_processing_qwen3_vl.py, ``smart_resize``, ``resize``;
-    models/qwen3_vl/processing_qwen3_vl.py, ``replace_video_token``.
-
-    >>> [it[:2] for it in Qwen3VLVideoProcessor(min_pixels=4096, max_pixels=25_165_824).video_tokens(4, 360, 640)]
-    [(220, 2), (220, 2)]
-    """
-
-    patch_size: int = 16
-    merge_size: int = 2
-    temporal_patch_size: int = 2
-    min_pixels: int = 128 * 32 * 32
-    max_pixels: int = 32 * 32 * 768
-    cap_pixels_per_frame: bool = False
-    max_video_tokens: int = 768
-
-    def video_tokens(self, frames: int, height: int, width: int) -> tuple[ImageTokens, ...]:
-        """One part per two frames, each with a start and an end."""
-        side, most = self.patch_size * self.merge_size, self.max_pixels
-        if self.cap_pixels_per_frame:
-            share = min(self.max_video_tokens * side**2, most // frames)
-            most = max(share, int(self.min_pixels * FLOOR)) * frames
-        joined = self.temporal_patch_size
-        if frames < joined:
-            raise ONE_FRAME(frames=frames, least=joined)
-        sides = height, width
-        high, wide = resized_volume(frames, sides, side, joined, self.min_pixels, most, TOO_LONG)
-        part = _part(high, wide, self.patch_size, self.merge_size, markers=2)
-        return (part,) * ceil_div(frames, joined)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Glm4vVideoProcessor:
     """``Glm4vVideoProcessor``: limits of all frames together.
 
@@ -117,17 +83,49 @@ class Glm4vVideoProcessor:
     temporal_patch_size: int = 2
     min_pixels: int = 112 * 112
     max_pixels: int = 28 * 28 * 2 * 30_000
+    too_long: ClassVar[Refusal] = TOO_LONG_FOR_GLM
 
     def video_tokens(self, frames: int, height: int, width: int) -> tuple[ImageTokens, ...]:
         """One part per two frames, each with a start and an end."""
         side, joined = self.patch_size * self.merge_size, self.temporal_patch_size
         if frames < joined:
             raise ONE_FRAME(frames=frames, least=joined)
-        limits = self.min_pixels, self.max_pixels
+        limits = self.min_pixels, self.most_pixels(frames)
         sides = height, width
-        high, wide = resized_volume(frames, sides, side, joined, *limits, TOO_LONG_FOR_GLM)
+        high, wide = resized_volume(frames, sides, side, joined, *limits, self.too_long)
         part = _part(high, wide, self.patch_size, self.merge_size, markers=2)
         return (part,) * ceil_div(frames, joined)
+
+    def most_pixels(self, frames: int) -> int:
+        """The upper limit for so many frames."""
+        return self.max_pixels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3VLVideoProcessor(Glm4vVideoProcessor):
+    """``Qwen3VLVideoProcessor``, also used by Qwen3.5: limits of all frames together.
+
+    Source: transformers 5.23, models/qwen3_vl/video_processing_qwen3_vl.py, ``smart_resize``, ``resize``;
+    models/qwen3_vl/processing_qwen3_vl.py, ``replace_video_token``.
+
+    >>> [it[:2] for it in Qwen3VLVideoProcessor(min_pixels=4096, max_pixels=25_165_824).video_tokens(4, 360, 640)]
+    [(220, 2), (220, 2)]
+    """
+
+    patch_size: int = 16
+    min_pixels: int = 128 * 32 * 32
+    max_pixels: int = 32 * 32 * 768
+    cap_pixels_per_frame: bool = False
+    max_video_tokens: int = 768
+    too_long: ClassVar[Refusal] = TOO_LONG
+
+    def most_pixels(self, frames: int) -> int:
+        """With a cap the same for every frame."""
+        if not self.cap_pixels_per_frame:
+            return self.max_pixels
+        side = self.patch_size * self.merge_size
+        share = min(self.max_video_tokens * side**2, self.max_pixels // frames)
+        return max(share, int(self.min_pixels * FLOOR)) * frames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +144,7 @@ class FrameProcessor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gemma4VideoProcessor:
+class Gemma4VideoProcessor(Gemma4ImageProcessor):
     """``Gemma4VideoProcessor``: every frame as an image of fewer tokens.
 
     Source: transformers 5.23, models/gemma4/video_processing_gemma4.py, ``max_soft_tokens``; models/gemma4/
@@ -156,18 +154,11 @@ class Gemma4VideoProcessor:
     [(66, 2, 630), (66, 2, 630)]
     """
 
-    patch_size: int = 16
-    pooling_kernel_size: int = 3
     max_soft_tokens: int = 70
 
     def video_tokens(self, frames: int, height: int, width: int) -> tuple[ImageTokens, ...]:
         """One part per frame, with a start and an end."""
-        frame = Gemma4ImageProcessor(
-            patch_size=self.patch_size,
-            pooling_kernel_size=self.pooling_kernel_size,
-            max_soft_tokens=self.max_soft_tokens,
-        )
-        return (frame.image_tokens(height, width),) * frames
+        return (self.image_tokens(height, width),) * frames
 
 
 def _part(high: int, wide: int, patch: int, merge: int, *, markers: int) -> ImageTokens:

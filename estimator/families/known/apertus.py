@@ -5,7 +5,8 @@ Source: transformers 5.23, models/apertus, modeling_*.py.
 
 from __future__ import annotations
 
-from estimator.families.family import ConfigClass, Family
+from estimator.families.config_class import ConfigClass
+from estimator.families.family import Family
 from estimator.families.layers import NORMED_ATTENTION, decoder_layer, plain_mlp
 from estimator.families.modules import Norm, Tree, TreeTensor, Width, extended, with_buffers
 from estimator.values.specs import Model

@@ -5,8 +5,9 @@ Source: transformers 5.23, models/arcee, modeling_*.py.
 
 from __future__ import annotations
 
+from estimator.families.config_class import ConfigClass
 from estimator.families.config_rules import attention_biases
-from estimator.families.family import ConfigClass, Family
+from estimator.families.family import Family
 from estimator.families.layers import ATTENTION, decoder_layer, plain_mlp
 
 FAMILIES = (

@@ -8,8 +8,9 @@ from __future__ import annotations
 from estimator.families import parts
 from estimator.families.activations import bloom_gelu
 from estimator.families.block import Block
+from estimator.families.config_class import ConfigClass, Why
 from estimator.families.config_rules import fixed_biases
-from estimator.families.family import ConfigClass, Family, ModuleClass, NormKind, Why
+from estimator.families.family import Family, ModuleClass, NormKind
 from estimator.families.modules import LAYERS, LEAF, Tree, tree
 from estimator.families.own_attention import plus_mask
 from estimator.tape import operators as op

@@ -6,19 +6,11 @@ Source: transformers 5.23, models/cohere, models/cohere2, modeling_*.py.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import (
-    ConfigClass,
-    Family,
-    ModuleClass,
-    NormKind,
-    Rotary,
-    Why,
-    WindowKeys,
-)
+from estimator.families.config_class import ConfigClass, Why, WindowKeys
+from estimator.families.family import Family, ModuleClass, NormKind, Rotary
 from estimator.families.layer_kinds import SLIDING
 from estimator.families.layers import (
     GATED_MLP,
@@ -53,10 +45,6 @@ def cohere(b: Block, x: Tensor) -> Tensor:
     return op.add(b.tape, op.add(b.tape, residual, attended), hidden)
 
 
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
-    return {"qk_norm": read.flag("use_qk_norm", default=False)}
-
-
 def _turned(read: Config, kinds: tuple[str, ...], window: int) -> tuple[bool, ...]:
     """``if self.sliding_window is not None``, modeling_cohere2.py."""
     return tuple(kind == SLIDING for kind in kinds)
@@ -64,7 +52,7 @@ def _turned(read: Config, kinds: tuple[str, ...], window: int) -> tuple[bool, ..
 
 _COHERE = Family(
     model_type="cohere",
-    config=ConfigClass(tied=True, own=_own),
+    config=ConfigClass(tied=True, flags={"qk_norm": ("use_qk_norm", False)}),
     prefix="Cohere",
     layer=ModuleClass("", _tree, cohere),
     norm=NormKind.LAYER_NORM_IN_STEPS,

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
+from estimator.families.config_class import ConfigClass, ExpertKeys, Fields, Why
 from estimator.families.config_keys import NEXT_TOKENS
 from estimator.families.config_rules import (
     attention_biases,
+    expert_groups,
     first_dense,
     latent_attention,
     several_shared,
@@ -26,15 +27,7 @@ from estimator.families.experts import (
     router,
     with_recorded_scores,
 )
-from estimator.families.family import (
-    ConfigClass,
-    ExpertKeys,
-    Family,
-    Kernels,
-    ModuleClass,
-    Rotary,
-    Why,
-)
+from estimator.families.family import Family, Kernels, ModuleClass, Rotary
 from estimator.families.layer_kinds import DENSE
 from estimator.families.layers import (
     decoder_layer,
@@ -53,7 +46,7 @@ from estimator.families.modules import (
     tree,
     with_buffers,
 )
-from estimator.families.reader import KEY_NOT_MODELLED, Config
+from estimator.families.reader import Config
 from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
@@ -231,11 +224,11 @@ DEEPSEEK_UNREAD: Mapping[Why, str] = {
 }
 
 
-def _latent_v2(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+def _latent_v2(read: Config, fields: Fields) -> Fields:
     return latent_attention(read, fields, LATENT_WIDTHS)
 
 
-def _latent_v3(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+def _latent_v3(read: Config, fields: Fields) -> Fields:
     check_interleaved(read)
     return latent_attention(read, fields, LATENT_WIDTHS)
 
@@ -246,18 +239,12 @@ LATENT_WIDTHS = (1536, 512, 128, 64, 128)
 def check_interleaved(read: Config) -> None:
     """Refuse what only other rotary embeddings have."""
     if not read.flag("rope_interleave", default=True):
-        raise KEY_NOT_MODELLED(
-            name="rope_interleave", value="false", model_type=read.model_type, instead="true"
-        )
+        raise read.refused("rope_interleave", "true")
 
 
-def _groups_v2(read: Config) -> int:
+def _groups(read: Config) -> int:
     grouped = read.text("topk_method", default="greedy") == "group_limited_greedy"
     return read.whole("n_group") if grouped else 0
-
-
-def _groups_v3(read: Config) -> int:
-    return read.whole("n_group", default=8)
 
 
 FAMILIES = (
@@ -269,7 +256,7 @@ FAMILIES = (
             experts=ExpertKeys(
                 have_own_width=True,
                 shared_width=several_shared("n_shared_experts", 2),
-                groups=_groups_v2,
+                groups=_groups,
                 layer_types=first_dense(0),
             ),
             own=_latent_v2,
@@ -290,7 +277,7 @@ FAMILIES = (
                 have_own_width=True,
                 shared_width=several_shared("n_shared_experts", 1),
                 normed=True,
-                groups=_groups_v3,
+                groups=expert_groups(8),
                 layer_types=first_dense(3),
             ),
             own=_latent_v3,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from estimator.families.block import Block
+from estimator.families.config_class import ConfigClass, ExpertKeys, Why
 from estimator.families.config_rules import one_bias, several_shared
 from estimator.families.experts import (
     QWEN_NAMES,
@@ -17,14 +18,7 @@ from estimator.families.experts import (
     router,
     with_recorded_scores,
 )
-from estimator.families.family import (
-    ConfigClass,
-    ExpertKeys,
-    Family,
-    ModuleClass,
-    Rotary,
-    Why,
-)
+from estimator.families.family import Family, ModuleClass, Rotary
 from estimator.families.known.deepseek import (
     DENSE_MLP,
     correction_bias,

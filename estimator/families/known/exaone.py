@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from estimator.families.config_class import ConfigClass, Why, WindowKeys
 from estimator.families.config_keys import WINDOWS
 from estimator.families.config_rules import fixed_biases, patterned
-from estimator.families.family import NORMS_BESIDE, ConfigClass, Family, Why, WindowKeys
+from estimator.families.family import NORMS_BESIDE, Family
 from estimator.families.known.olmo import AFTER
 from estimator.families.layer_kinds import FULL_ATTENTION, SLIDING
 from estimator.families.layers import GATED_MLP, NORMED_ATTENTION, decoder_layer

@@ -6,12 +6,12 @@ Source: transformers 5.23, models/falcon, modeling_*.py.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
+from estimator.families.config_class import ConfigClass, Fields, Why
 from estimator.families.config_rules import one_bias
-from estimator.families.family import ConfigClass, Family, ModuleClass, NormKind, Why
+from estimator.families.family import Family, ModuleClass, NormKind
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import LAYERS, LEAF, Tree, tree
 from estimator.families.own_attention import Attended, attention_scores, plus_mask, weighted
@@ -178,7 +178,7 @@ def _key_value_heads(read: Config, heads: int) -> int:
     return 1 if read.flag("multi_query", default=True) else heads
 
 
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+def _own(read: Config, fields: Fields) -> Fields:
     new = _has_new_decoder(read)
     return {
         "parallel_residual": read.flag("parallel_attn", default=True) or new,

@@ -5,12 +5,11 @@ Source: transformers 5.23, models/falcon_h1, modeling_*.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 from estimator.families import parts
 from estimator.families.block import Block
+from estimator.families.config_class import ConfigClass, Fields, Why
 from estimator.families.config_rules import attention_biases, mamba_of_hidden, mamba_width
-from estimator.families.family import ConfigClass, Family, ModuleClass, Why
+from estimator.families.family import Family, ModuleClass
 from estimator.families.layers import attention_tree, gated_mlp_tree
 from estimator.families.mamba import MAMBA_FALLBACK, mamba, mamba_tree
 from estimator.families.modules import LAYERS, Tree, TreeTensor, Width, tree
@@ -82,7 +81,7 @@ def _scaled_mlp(b: Block, x: Tensor) -> Tensor:
     return op.scale(b.tape, b.linear("feed_forward.down_proj", y))
 
 
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+def _own(read: Config, fields: Fields) -> Fields:
     width = mamba_width(read, fields)
     if read.values.get("mamba_d_ssm", 1024) is not None:
         width = read.whole("mamba_d_ssm", default=1024)

@@ -7,19 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from estimator.families import parts
-from estimator.families.family import (
-    NORMS_BESIDE,
-    ConfigClass,
-    Family,
-    Kernels,
-    NormKind,
-    TowerClass,
-    Why,
-    WindowKeys,
-)
+from estimator.families.config_class import ConfigClass, Why, WindowKeys
+from estimator.families.family import NORMS_BESIDE, Family, Kernels, NormKind, TowerClass
 from estimator.families.known.llama import LLAMA_LAYER
 from estimator.families.layers import (
     ATTENTION,
@@ -29,8 +20,7 @@ from estimator.families.layers import (
     late_norm_attention,
 )
 from estimator.families.reader import Config
-from estimator.families.tower_config import siglip_towers
-from estimator.families.towers import siglip_modules
+from estimator.families.towers import siglip_modules, siglip_towers
 
 sandwiched = partial(
     decoder_layer,
@@ -48,10 +38,6 @@ def _sees_both_ways(read: Config) -> bool:
 def _seen(read: Config, window: int) -> int:
     """A token sees half of it on either side: ``Gemma3TextConfig.__post_init__``."""
     return window // 2 + 1 if window and _sees_both_ways(read) else window
-
-
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
-    return {"use_bidirectional_attention": _sees_both_ways(read)}
 
 
 GEMMA = Family(
@@ -129,7 +115,7 @@ FAMILIES = (
             },
             windows=WindowKeys(default=4096, seen=_seen, pattern=6),
             softcaps=(None, None),
-            own=_own,
+            flags={"use_bidirectional_attention": ("use_bidirectional_attention", False)},
             wrappers=("gemma3",),
         ),
         prefix="Gemma3",

@@ -11,22 +11,20 @@ from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import (
-    ConfigClass,
-    ModuleClass,
-    NormKind,
-    TowerClass,
-    Why,
-    WindowKeys,
-)
+from estimator.families.config_class import ConfigClass, Fields, Why, WindowKeys
+from estimator.families.family import ModuleClass, NormKind, TowerClass
 from estimator.families.known.gemma import GEMMA
 from estimator.families.known.gemma4 import (
     check_layers,
     four_norms,
     layer_input,
+    layer_inputs,
     shared_attention,
     shared_layers,
     text_model,
+)
+from estimator.families.known.gemma4 import (
+    layer_table as gemma4_table,
 )
 from estimator.families.layer_kinds import REUSING
 from estimator.families.layers import gated_mlp_tree
@@ -41,9 +39,8 @@ from estimator.families.modules import (
     module_list,
     tree,
 )
-from estimator.families.reader import KEY_NOT_MODELLED, MOST_HEADS, Config, short
-from estimator.families.tower_config import gemma3n_towers
-from estimator.families.towers import gemma3n_tower_modules
+from estimator.families.reader import MOST_HEADS, Config, short
+from estimator.families.towers import gemma3n_tower_modules, gemma3n_towers
 from estimator.tape import operators as op
 from estimator.tape.tape import Tape, Tensor
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
@@ -142,30 +139,9 @@ def _corrected(b: Block, predictions: Tensor, activated: Tensor) -> Tensor:
 
 
 def layer_table(outer: Block, ids: Tensor) -> Tensor:
-    """All layers' embeddings of all tokens by their table; ids beyond it are taken for the first.
-
-    Source: ``get_per_layer_inputs``.
-    """
-    tape, model = outer.tape, outer.model
-    layers, width = model.num_hidden_layers, model.hidden_size_per_layer_input
-    table = outer.embeddings["embed_tokens_per_layer"]
-    in_table = tape.new(ids.elements, ids.width)
-    found = outer.within(
-        table.key, in_table, lambda ids: op.embedding(tape, ids, table, layers * width, outer.rows)
-    )
-    return op.scale(tape, found)
-
-
-def layer_inputs(outer: Block, by_table: Tensor, embedded: Tensor) -> Tensor:
-    """The same by a projection of the tokens' own embeddings, and the sum of both.
-
-    Source: ``project_per_layer_inputs``.
-    """
-    tape, layers = outer.tape, outer.model.num_hidden_layers
-    projected = outer.linear("per_layer_model_projection", embedded)
-    projected = op.scale_in_place(tape, projected, by_tensor=True)
-    projected = outer.norm("per_layer_projection_norm", projected, groups=layers)
-    return op.scale(tape, op.add(tape, projected, by_table))
+    """Gemma 4's; ids beyond the table are taken for the first."""
+    in_table = outer.tape.new(ids.elements, ids.width)
+    return gemma4_table(outer, in_table)
 
 
 def spread(outer: Block, x: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -299,16 +275,9 @@ def _streams(read: Config, layers: int) -> dict[str, Any]:
     """AltUp's streams, LAuReL's rank, and the first layers, whose gates are cut."""
     for name, only in (("altup_active_idx", 0), ("altup_correct_scale", True)):
         if read.values.get(name, only) != only:
-            raise KEY_NOT_MODELLED(
-                name=name,
-                value=short(read.values[name]),
-                model_type="gemma3n_text",
-                instead=short(only),
-            )
+            raise read.refused(name, short(only))
     if read.values.get("altup_coef_clip", 120.0) is None:
-        raise KEY_NOT_MODELLED(
-            name="altup_coef_clip", value="null", model_type="gemma3n_text", instead=120.0
-        )
+        raise read.refused("altup_coef_clip", 120.0)
     # Gemma3nTextConfig.__post_init__: the first ten layers, if there are more
     cut = 10 if layers > 10 else 0
     shares = read.values.get("activation_sparsity_pattern", [0.95] * cut + [0.0] * (layers - cut))
@@ -329,7 +298,7 @@ def _streams(read: Config, layers: int) -> dict[str, Any]:
     }
 
 
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+def _own(read: Config, fields: Fields) -> Fields:
     kinds = fields["layer_types"]
     streams = _streams(read, fields["num_hidden_layers"])
     check_layers(read, kinds)
@@ -365,7 +334,7 @@ FAMILIES = (
         norm=NormKind.RMS_BY_POWER,
         tables_by_kind=True,
         layer_table=layer_table,
-        layer_inputs=layer_inputs,
+        layer_inputs=partial(layer_inputs, scale=partial(op.scale_in_place, by_tensor=True)),
         spread=spread,
         gathered=gathered,
         reads_weights="altup.correction_coefs",

@@ -5,22 +5,14 @@ Source: transformers 5.23, models/gemma4/modeling_gemma4.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
+from estimator.families.config_class import ConfigClass, ExpertKeys, Fields, Why, WindowKeys
 from estimator.families.experts import Routing, experts_tree, grouped_experts
-from estimator.families.family import (
-    NORMS_BESIDE,
-    ConfigClass,
-    ExpertKeys,
-    ModuleClass,
-    NormKind,
-    TowerClass,
-    Why,
-    WindowKeys,
-)
+from estimator.families.family import NORMS_BESIDE, ModuleClass, NormKind, TowerClass
 from estimator.families.known.gemma import GEMMA
 from estimator.families.layer_kinds import FULL_ATTENTION, GLOBAL, KEEPING, REUSING
 from estimator.families.layers import gated_mlp, gated_mlp_tree
@@ -38,8 +30,7 @@ from estimator.families.modules import (
 )
 from estimator.families.reader import KEY_NOT_MODELLED, MOST_HEADS, Config
 from estimator.families.rotary import turned
-from estimator.families.tower_config import gemma4_towers
-from estimator.families.towers import gemma4_tower_modules
+from estimator.families.towers import gemma4_tower_modules, gemma4_towers
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal
@@ -130,13 +121,15 @@ def layer_table(outer: Block, ids: Tensor) -> Tensor:
     return op.scale(tape, found)
 
 
-def layer_inputs(outer: Block, by_table: Tensor, embedded: Tensor) -> Tensor:
+def layer_inputs(
+    outer: Block, by_table: Tensor, embedded: Tensor, *, scale: Callable[..., Tensor] = op.scale
+) -> Tensor:
     """The same by a projection of the tokens' own embeddings, and the sum of both.
 
     Source: ``project_per_layer_inputs``.
     """
     tape, layers = outer.tape, outer.model.num_hidden_layers
-    projected = op.scale(tape, outer.linear("per_layer_model_projection", embedded))
+    projected = scale(tape, outer.linear("per_layer_model_projection", embedded))
     projected = outer.norm("per_layer_projection_norm", projected, groups=layers)
     return op.scale(tape, op.add(tape, projected, by_table))
 
@@ -345,7 +338,7 @@ def shared_layers(read: Config, kinds: tuple[str, ...], *, default: int = 0) -> 
     return shared
 
 
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+def _own(read: Config, fields: Fields) -> Fields:
     kinds = fields["layer_types"]
     check_layers(read, kinds)
     same = read.flag("attention_k_eq_v", default=False)

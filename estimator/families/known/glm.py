@@ -7,24 +7,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from estimator.families import parts
+from estimator.families.config_class import ConfigClass, ExpertKeys, Fields, Why
 from estimator.families.config_rules import (
+    expert_groups,
     first_dense,
     input_biases,
     latent_attention,
     several_shared,
 )
-from estimator.families.family import (
-    NORMS_BESIDE,
-    ConfigClass,
-    ExpertKeys,
-    Family,
-    ModuleClass,
-    Rotary,
-    Why,
-)
+from estimator.families.family import NORMS_BESIDE, Family, ModuleClass, Rotary
 from estimator.families.known.deepseek import (
     DEEPSEEK_UNREAD,
     DENSE_MLP,
@@ -71,18 +64,10 @@ _MOE_ATTENTION = ModuleClass(
 )
 
 
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
-    return {"qk_norm": read.flag("use_qk_norm", default=False)}
-
-
-def _latent(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+def _latent(read: Config, fields: Fields) -> Fields:
     check_interleaved(read)
     widths = (768, 512, 192, 64, 256)
     return latent_attention(read, fields, widths, turned_key="head_dim")
-
-
-def _groups(read: Config) -> int:
-    return read.whole("n_group", default=1)
 
 
 def _listed_mlps(read: Config, layers: int) -> tuple[str, ...]:
@@ -92,15 +77,23 @@ def _listed_mlps(read: Config, layers: int) -> tuple[str, ...]:
     return kinds if DENSE in kinds else ()
 
 
+_DENSE = ConfigClass(
+    key_value_heads=2,
+    head_dim=128,
+    partial_rotary_factor=0.5,
+    biases=input_biases("attention_bias", default=True),
+)
+_EXPERTS = ExpertKeys(
+    have_own_width=True,
+    shared_width=several_shared("n_shared_experts", 1),
+    normed=True,
+    groups=expert_groups(1),
+    layer_types=first_dense(1),
+)
 FAMILIES = (
     Family(
         model_type="glm",
-        config=ConfigClass(
-            key_value_heads=2,
-            head_dim=128,
-            partial_rotary_factor=0.5,
-            biases=input_biases("attention_bias", default=True),
-        ),
+        config=_DENSE,
         prefix="Glm",
         layer=_GLM,
         rotary=Rotary.PAIRS,
@@ -108,11 +101,8 @@ FAMILIES = (
     ),
     Family(
         model_type="glm4",
-        config=ConfigClass(
-            key_value_heads=2,
-            head_dim=128,
-            partial_rotary_factor=0.5,
-            biases=input_biases("attention_bias", default=True),
+        config=replace(
+            _DENSE,
             wrappers=("glm4v",),
             aliases=("glm4v_text",),
             alias_rotary_factors={"glm4v_text": 1.0},  # modeling_glm4v.py, Glm4vTextRotaryEmbedding
@@ -128,16 +118,10 @@ FAMILIES = (
             key_value_heads=8,
             partial_rotary_factor=0.5,
             biases=input_biases("attention_bias", default=False),
-            experts=ExpertKeys(
-                have_own_width=True,
-                shared_width=several_shared("n_shared_experts", 1),
-                normed=True,
-                groups=_groups,
-                layer_types=first_dense(1),
-            ),
+            experts=_EXPERTS,
             wrappers=("glm4v_moe",),
             aliases=("glm4v_moe_text",),
-            own=_own,
+            flags={"qk_norm": ("use_qk_norm", False)},
         ),
         prefix="Glm4Moe",
         layer=decoder_layer(_MOE_ATTENTION, MIXTURE),
@@ -149,13 +133,7 @@ FAMILIES = (
         model_type="glm4_moe_lite",
         config=ConfigClass(
             head_dim=64,
-            experts=ExpertKeys(
-                have_own_width=True,
-                shared_width=several_shared("n_shared_experts", 1),
-                normed=True,
-                groups=_groups,
-                layer_types=_listed_mlps,
-            ),
+            experts=replace(_EXPERTS, layer_types=_listed_mlps),
             own=_latent,
         ),
         prefix="Glm4MoeLite",

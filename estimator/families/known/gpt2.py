@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
+from estimator.families.config_class import ConfigClass, Why
 from estimator.families.config_rules import fixed_biases
-from estimator.families.family import ConfigClass, Family, LargeBuffer, ModuleClass, NormKind, Why
+from estimator.families.family import Family, LargeBuffer, ModuleClass, NormKind
 from estimator.families.layers import fused_attention, plain_mlp
 from estimator.families.modules import LAYERS, LEAF, Tree, TreeTensor, Width, tree
 from estimator.families.reader import Config
@@ -72,12 +72,6 @@ def _key_value_heads(read: Config, heads: int) -> int:
     return 1 if read.flag("multi_query", default=True) else heads
 
 
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "reorder_and_upcast_attn": read.flag("reorder_and_upcast_attn", default=False),
-    }
-
-
 def _unread_mask(model: Model) -> tuple[LargeBuffer, ...]:
     return (LargeBuffer("bias", 1, model.max_position_embeddings**2),)
 
@@ -95,7 +89,12 @@ _CONFIG = ConfigClass(
 FAMILIES = (
     Family(
         model_type="gpt2",
-        config=replace(_CONFIG, one_head_each=True, dropout_modules=(True, True, True), own=_own),
+        config=replace(
+            _CONFIG,
+            one_head_each=True,
+            dropout_modules=(True, True, True),
+            flags={"reorder_and_upcast_attn": ("reorder_and_upcast_attn", False)},
+        ),
         prefix="GPT2",
         layer=ModuleClass("", partial(_tree, mlp=_CONV1D, attn_dropout=LEAF), gpt2),
         root=_root,

@@ -5,11 +5,10 @@ Source: transformers 5.23, models/gpt_neox, modeling_*.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import ConfigClass, Family, ModuleClass, NormKind, Why
+from estimator.families.config_class import ConfigClass, Fields, Why
+from estimator.families.family import Family, ModuleClass, NormKind
 from estimator.families.layers import fused_attention, plain_mlp
 from estimator.families.modules import LAYERS, LEAF, Tree, tree
 from estimator.families.reader import Config
@@ -65,14 +64,11 @@ def _biases(read: Config) -> tuple[bool, bool, bool]:
     return attention, attention, True
 
 
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+def _own(read: Config, fields: Fields) -> Fields:
     key = "partial_rotary_factor"
     default = read.share("rotary_pct", default=0.25)
     nested = read.part("rope_parameters").share(key, default=default)
-    return {
-        key: read.share(key, default=nested),
-        "parallel_residual": read.flag("use_parallel_residual", default=True),
-    }
+    return {key: read.share(key, default=nested)}
 
 
 FAMILIES = (
@@ -84,6 +80,7 @@ FAMILIES = (
             hidden_act="gelu",
             biases=_biases,
             dropouts=(("hidden_dropout", 0.0), ("attention_dropout", 0.0), ("hidden_dropout", 0.0)),
+            flags={"parallel_residual": ("use_parallel_residual", True)},
             own=_own,
         ),
         prefix="GPTNeoX",

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from estimator.families import parts
 from estimator.families.block import Block
+from estimator.families.config_class import ConfigClass, ExpertKeys, Why, WindowKeys
 from estimator.families.config_rules import attention_biases
 from estimator.families.experts import (
     Routing,
@@ -17,17 +18,7 @@ from estimator.families.experts import (
     stacks,
     with_recorded_scores,
 )
-from estimator.families.family import (
-    ConfigClass,
-    ExpertKeys,
-    Family,
-    Kernels,
-    ModuleClass,
-    NormKind,
-    Rotary,
-    Why,
-    WindowKeys,
-)
+from estimator.families.family import Family, Kernels, ModuleClass, NormKind, Rotary
 from estimator.families.layers import decoder_layer
 from estimator.families.modules import Norm, OwnParameter, Tree, tree
 from estimator.tape import operators as op

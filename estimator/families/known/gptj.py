@@ -5,12 +5,11 @@ Source: transformers 5.23, models/gptj, modeling_*.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 from estimator.families import parts
 from estimator.families.block import Block
+from estimator.families.config_class import ConfigClass, Fields, Why
 from estimator.families.config_rules import fixed_biases
-from estimator.families.family import ConfigClass, Family, LargeBuffer, ModuleClass, NormKind, Why
+from estimator.families.family import Family, LargeBuffer, ModuleClass, NormKind
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import LAYERS, LEAF, Tree, TreeTensor, Width, tree
 from estimator.families.own_attention import Attended, attention_scores, plus_mask, weighted
@@ -101,11 +100,11 @@ ROTARY_DIM = 64
 """``GPTJConfig``; null turns whole heads."""
 
 
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+def _own(read: Config, fields: Fields) -> Fields:
     head_dim = fields["head_dim"]
     default = head_dim if "rotary_dim" in read.values else min(ROTARY_DIM, head_dim)
     rotary = read.whole("rotary_dim", default=default, most=head_dim)
-    return {"partial_rotary_factor": rotary / head_dim, "lm_head_bias": True}
+    return {"partial_rotary_factor": rotary / head_dim}
 
 
 def _table_a_layer(model: Model) -> tuple[LargeBuffer, ...]:
@@ -126,6 +125,7 @@ FAMILIES = (
             biases=fixed_biases(False, False, True),
             dropouts=(("embd_pdrop", 0.0), ("attn_pdrop", 0.0), ("resid_pdrop", 0.0)),
             dropout_modules=(True, True, True),
+            fixed={"lm_head_bias": True},
             own=_own,
         ),
         prefix="GPTJ",

@@ -12,17 +12,10 @@ from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
+from estimator.families.config_class import ConfigClass, ExpertKeys, Fields, Why
 from estimator.families.config_rules import attention_biases, mamba_of_hidden, mamba_width
 from estimator.families.experts import experts_tree, mixture, router
-from estimator.families.family import (
-    ConfigClass,
-    ExpertKeys,
-    Family,
-    Kernels,
-    ModuleClass,
-    TreeOf,
-    Why,
-)
+from estimator.families.family import Family, Kernels, ModuleClass, TreeOf
 from estimator.families.known.llama import LLAMA_LAYER
 from estimator.families.layer_kinds import FULL_ATTENTION, LINEAR_ATTENTION, MAMBA
 from estimator.families.layers import (
@@ -124,7 +117,7 @@ def _hybrid_layers(read: Config, layers: int) -> tuple[str, ...]:
     return kinds if LINEAR_ATTENTION in kinds else ()
 
 
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+def _own(read: Config, fields: Fields) -> Fields:
     turned = read.values.get("position_embedding_type") == "rope"
     made: dict[str, Any] = {}
     if not turned:

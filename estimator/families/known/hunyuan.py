@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import Family, Kernels, ModuleClass, Why
+from estimator.families.config_class import Why
+from estimator.families.family import Family, Kernels, ModuleClass
 from estimator.families.layers import GATED_MLP, decoder_layer
 from estimator.families.modules import Tree, tree
 from estimator.tape.tape import Tensor

@@ -5,7 +5,8 @@ Source: the repository's own modeling_internlm3.py.
 
 from __future__ import annotations
 
-from estimator.families.family import ConfigClass, Family
+from estimator.families.config_class import ConfigClass
+from estimator.families.family import Family
 from estimator.families.known.llama import LLAMA_LAYER
 from estimator.families.reader import Config
 

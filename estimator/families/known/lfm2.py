@@ -8,22 +8,20 @@ Source: transformers 5.23, models/lfm2/modeling_lfm2.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
+from estimator.families.config_class import ConfigClass, Fields, Why
 from estimator.families.config_rules import fixed_biases
-from estimator.families.family import ConfigClass, Family, ModuleClass, Why
+from estimator.families.family import Family, ModuleClass
 from estimator.families.layer_kinds import CONVOLUTION, FULL_ATTENTION
 from estimator.families.layers import unfused_gated_mlp
 from estimator.families.modules import LAYERS, Norm, Tree, tree
 from estimator.families.reader import (
-    KEY_NOT_MODELLED,
     MOST_HEADS,
     Config,
     kinds_in,
     refuse_others,
-    short,
 )
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
@@ -133,9 +131,7 @@ def _width(read: Config, hidden: int) -> int:
         return width
     factor = read.values.get("block_ffn_dim_multiplier", 1.0)
     if factor is not None and factor != 1:
-        raise KEY_NOT_MODELLED(
-            name="block_ffn_dim_multiplier", value=short(factor), model_type="lfm2", instead=1
-        )
+        raise read.refused("block_ffn_dim_multiplier", 1)
     width = 2 * width // 3
     if factor is None:
         return width
@@ -156,7 +152,7 @@ def _lfm2_layers(read: Config, layers: int) -> tuple[str, ...]:
     return kinds if CONVOLUTION in kinds else ()
 
 
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+def _own(read: Config, fields: Fields) -> Fields:
     tied = fields["tie_word_embeddings"]
     return {
         "tie_word_embeddings": read.flag("tie_embedding", default=tied),

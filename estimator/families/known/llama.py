@@ -5,8 +5,9 @@ Source: transformers 5.23, models/llama, modeling_*.py.
 
 from __future__ import annotations
 
+from estimator.families.config_class import ConfigClass
 from estimator.families.config_rules import attention_biases
-from estimator.families.family import ConfigClass, Family, Kernels
+from estimator.families.family import Family, Kernels
 from estimator.families.layers import ATTENTION, GATED_MLP, decoder_layer
 
 LLAMA_LAYER = decoder_layer(ATTENTION, GATED_MLP)

@@ -10,21 +10,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.config_rules import listed_rotary
+from estimator.families.config_class import ConfigClass, ExpertKeys, Why, WindowKeys
+from estimator.families.config_rules import by_rotary, listed_rotary
 from estimator.families.experts import experts_tree
-from estimator.families.family import (
-    ConfigClass,
-    ExpertKeys,
-    Family,
-    ModuleClass,
-    Rotary,
-    Why,
-    WindowKeys,
-)
+from estimator.families.family import Family, ModuleClass, Rotary
 from estimator.families.layer_kinds import DENSE, FULL_ATTENTION, SLIDING, UNTURNED
 from estimator.families.layers import gated_mlp_tree, unfused_gated_mlp
 from estimator.families.modules import Tree, tree
@@ -182,9 +174,7 @@ def _check(read: Config) -> None:
             name="attn_temperature_tuning", value="false", model_type="llama4_text", instead="true"
         )
     if read.flag("output_router_logits", default=False):
-        raise KEY_NOT_MODELLED(
-            name="output_router_logits", value="true", model_type="llama4_text", instead="false"
-        )
+        raise read.refused("output_router_logits", "false")
     if "attention_chunk_size" in read.values and read.values["attention_chunk_size"] is None:
         # transformers 5.23, masking_utils.py, create_chunked_causal_mask
         raise NO_CHUNK_SIZE()
@@ -208,19 +198,6 @@ def _interleaved(read: Config, layers: int) -> tuple[str, ...]:
     return tuple("sparse" if layer in sparse else DENSE for layer in range(layers))
 
 
-def _unlisted(read: Config, layers: int) -> tuple[str, ...]:
-    turned = listed_rotary(read, layers)
-    return tuple(SLIDING if rotary else FULL_ATTENTION for rotary in turned)
-
-
-def _turning(read: Config, kinds: tuple[str, ...], window: int) -> tuple[bool, ...]:
-    return listed_rotary(read, len(kinds))
-
-
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
-    return {"qk_norm": read.flag("use_qk_norm", default=True)}
-
-
 def _chunk(read: Config) -> int:
     return read.whole("attention_chunk_size", default=8192)
 
@@ -232,13 +209,13 @@ FAMILIES = (
             key_value_heads=8,
             head_dim=128,
             width=lambda read, hidden: read.whole("intermediate_size_mlp", default=16384),
-            windows=WindowKeys(size=_chunk, unlisted=_unlisted),
-            rotary_layers=_turning,
+            windows=WindowKeys(size=_chunk, unlisted=by_rotary(SLIDING, FULL_ATTENTION)),
+            rotary_layers=listed_rotary,
             experts=ExpertKeys(
                 shared_width=lambda read, width: width, layer_types=_interleaved, check=_check
             ),
             mlps_in_turn=True,
-            own=_own,
+            flags={"qk_norm": ("use_qk_norm", True)},
             wrappers=("llama4",),
         ),
         prefix="Llama4",

@@ -5,17 +5,16 @@ Source: transformers 5.23, models/ministral3, models/mistral, models/mixtral, mo
 
 from __future__ import annotations
 
-from typing import Any
-
+from estimator.families.config_class import ConfigClass, ExpertKeys, Fields, WindowKeys
 from estimator.families.config_rules import fixed_biases
 from estimator.families.experts import MIXTRAL_SPARSE
-from estimator.families.family import ConfigClass, ExpertKeys, Family, Kernels, WindowKeys
+from estimator.families.family import Family, Kernels
 from estimator.families.known.llama import LLAMA_LAYER
 from estimator.families.layers import ATTENTION, decoder_layer
 from estimator.families.reader import Config
 
 
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+def _own(read: Config, fields: Fields) -> Fields:
     return {"jitters_input": read.share("router_jitter_noise") > 0}
 
 

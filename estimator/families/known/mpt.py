@@ -5,12 +5,11 @@ Source: transformers 5.23, models/mpt, modeling_*.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 from estimator.families import parts
 from estimator.families.block import Block
+from estimator.families.config_class import ConfigClass, Fields, Why
 from estimator.families.config_rules import fixed_biases
-from estimator.families.family import ConfigClass, Family, ModuleClass, NormKind, Why
+from estimator.families.family import Family, ModuleClass, NormKind
 from estimator.families.layers import plain_mlp
 from estimator.families.modules import LAYERS, LEAF, Tree, tree
 from estimator.families.own_attention import attention_scores, weighted
@@ -75,7 +74,7 @@ ATTENTION = "attn_config"
 """The object in which MPT keeps what concerns attention."""
 
 
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+def _own(read: Config, fields: Fields) -> Fields:
     """Queries, keys and values are clamped unless the limit is 0; the MLP uses attention's dropout: modeling_mpt.py."""
     inner = read.part(ATTENTION)
     dropout = inner.share("attn_pdrop")

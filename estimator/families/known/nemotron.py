@@ -9,8 +9,9 @@ from dataclasses import replace
 from functools import partial
 
 from estimator.families import parts
+from estimator.families.config_class import ConfigClass
 from estimator.families.config_rules import attention_biases
-from estimator.families.family import NO_KERNELS, ConfigClass, Family, NormKind
+from estimator.families.family import NO_KERNELS, Family, NormKind
 from estimator.families.layers import ATTENTION, decoder_layer, plain_mlp
 
 FAMILIES = (

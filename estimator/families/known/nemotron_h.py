@@ -5,26 +5,19 @@ Source: transformers 5.23, models/nemotron_h, modeling_*.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 from estimator.families import parts
 from estimator.families.block import Block
+from estimator.families.config_class import ConfigClass, ExpertKeys, Fields, Why
 from estimator.families.config_keys import NEXT_TOKENS
+from estimator.families.config_rules import expert_groups, shared_width
 from estimator.families.experts import grouped_experts, router
-from estimator.families.family import (
-    ConfigClass,
-    ExpertKeys,
-    Family,
-    ModuleClass,
-    NormKind,
-    Why,
-)
+from estimator.families.family import Family, ModuleClass, NormKind
 from estimator.families.known.deepseek import correction_bias, sigmoid_routing
 from estimator.families.layer_kinds import EXPERTS, FULL_ATTENTION, LINEAR_ATTENTION, MAMBA, MLP
 from estimator.families.layers import attention_tree, plain_mlp
 from estimator.families.mamba import MAMBA_FALLBACK, mamba, mamba_tree
 from estimator.families.modules import LAYERS, LEAF, Bare, OwnParameter, Tree, tree, with_buffers
-from estimator.families.reader import KEY_NOT_MODELLED, MOST_HEADS, MOST_LAYERS, Config, short
+from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config, short
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.refusals import InputError
@@ -121,12 +114,7 @@ def _state_space(read: Config) -> StateSpace:
     """Mamba 2's sizes, by the names that Nemotron-H gives them, and those that it once gave them."""
     for name, only in (("mamba_hidden_act", "silu"), ("moe_latent_size", None)):
         if read.values.get(name, only) != only:
-            raise KEY_NOT_MODELLED(
-                name=name,
-                value=short(read.values[name]),
-                model_type="nemotron_h",
-                instead=short(only),
-            )
+            raise read.refused(name, short(only))
     bias = read.flag("use_bias", default=False)
     old_bias = read.flag("mamba_conv_bias", default=True)
     return StateSpace(
@@ -142,17 +130,13 @@ def _state_space(read: Config) -> StateSpace:
     )
 
 
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+def _own(read: Config, fields: Fields) -> Fields:
     has_states = LINEAR_ATTENTION in fields["layer_types"]
     return {"state_space": _state_space(read)} if has_states else {}
 
 
 def _biases(read: Config) -> tuple[bool, bool, bool]:
     return False, False, read.flag("mlp_bias", default=False)
-
-
-def _shared_width(read: Config, width: int) -> int:
-    return read.whole("moe_shared_expert_intermediate_size", default=7688)
 
 
 FAMILIES = (
@@ -169,9 +153,9 @@ FAMILIES = (
             mixers=lambda read, layers: _layers(read),
             experts=ExpertKeys(
                 have_own_width=True,
-                shared_width=_shared_width,
+                shared_width=shared_width("moe_shared_expert_intermediate_size", 7688),
                 normed=True,
-                groups=lambda read: read.whole("n_group", default=1),
+                groups=expert_groups(1),
                 are_there=lambda read: EXPERTS in _layers(read),
             ),
             own=_own,

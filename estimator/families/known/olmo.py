@@ -7,19 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from estimator.families import parts
+from estimator.families.config_class import ConfigClass, ExpertKeys, Fields, WindowKeys
 from estimator.families.experts import QWEN_SPARSE
-from estimator.families.family import (
-    ConfigClass,
-    ExpertKeys,
-    Family,
-    Kernels,
-    NormKind,
-    Rotary,
-    WindowKeys,
-)
+from estimator.families.family import Family, Kernels, NormKind, Rotary
 from estimator.families.known.llama import LLAMA_LAYER
 from estimator.families.layer_kinds import LAST
 from estimator.families.layers import (
@@ -47,13 +39,9 @@ def _kind(model: Model, index: int) -> str:
     return LAST if model.tie_word_embeddings and index == model.num_hidden_layers - 1 else ""
 
 
-def _clips(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+def _clips(read: Config, fields: Fields) -> Fields:
     """Whether queries, keys and values are clamped; by 0, too."""
     return {"clip_qkv": read.cap("clip_qkv", None)}
-
-
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
-    return {"norms_without_weight": True, **_clips(read, fields)}
 
 
 _OLMO2 = Family(
@@ -67,7 +55,7 @@ _OLMO2 = Family(
 FAMILIES = (
     Family(
         model_type="olmo",
-        config=ConfigClass(own=_own),
+        config=ConfigClass(fixed={"norms_without_weight": True}, own=_clips),
         prefix="Olmo",
         layer=LLAMA_LAYER,
         others={LAST: decoder_layer(ATTENTION, GATED_MLP._replace(tree=_last_mlp))},

@@ -5,15 +5,14 @@ Source: transformers 5.23, models/opt, modeling_*.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 from estimator.families import parts
 from estimator.families.block import Block
+from estimator.families.config_class import ConfigClass, Fields, Why
 from estimator.families.config_rules import one_bias
-from estimator.families.family import ConfigClass, Family, ModuleClass, NormKind, Why
+from estimator.families.family import Family, ModuleClass, NormKind
 from estimator.families.layers import separate_attention
 from estimator.families.modules import LAYERS, LEAF, Tree, tree
-from estimator.families.reader import KEY_NOT_MODELLED, Config
+from estimator.families.reader import Config
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
@@ -70,14 +69,12 @@ def opt(b: Block, x: Tensor) -> Tensor:
     return x if before else b.norm("final_layer_norm", x)
 
 
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+def _own(read: Config, fields: Fields) -> Fields:
     hidden = fields["hidden_size"]
     width = read.whole("word_embed_proj_dim", default=hidden)
     before = read.flag("do_layer_norm_before", default=True)
     if before and read.flag("_remove_final_layer_norm", default=False):
-        raise KEY_NOT_MODELLED(
-            name="_remove_final_layer_norm", value="true", model_type="opt", instead="false"
-        )
+        raise read.refused("_remove_final_layer_norm", "false")
     return {
         "word_embed_proj_dim": 0 if width == hidden else width,
         "do_layer_norm_before": before,

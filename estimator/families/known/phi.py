@@ -5,20 +5,11 @@ Source: transformers 5.23, models/phi, models/phi3, modeling_*.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 from estimator.families import parts
 from estimator.families.block import Block
+from estimator.families.config_class import ConfigClass, Why, WindowKeys
 from estimator.families.config_rules import fixed_biases
-from estimator.families.family import (
-    ConfigClass,
-    Family,
-    Kernels,
-    ModuleClass,
-    NormKind,
-    Why,
-    WindowKeys,
-)
+from estimator.families.family import Family, Kernels, ModuleClass, NormKind
 from estimator.families.layers import (
     FUSED_GATED_MLP,
     fused_attention,
@@ -27,7 +18,6 @@ from estimator.families.layers import (
     plain_mlp,
 )
 from estimator.families.modules import LAYERS, LEAF, Tree, tree
-from estimator.families.reader import Config
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
@@ -99,10 +89,6 @@ def phi(b: Block, x: Tensor) -> Tensor:
     return op.add(b.tape, op.add(b.tape, attended, hidden), residual)
 
 
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
-    return {"qk_norm": read.flag("qk_layernorm", default=False), "lm_head_bias": True}
-
-
 FAMILIES = (
     Family(
         model_type="phi",
@@ -111,7 +97,8 @@ FAMILIES = (
             partial_rotary_factor=0.5,
             biases=fixed_biases(True, True, True),
             dropouts=(("embd_pdrop", 0.0), ("attention_dropout", 0.0), ("resid_pdrop", 0.0)),
-            own=_own,
+            flags={"qk_norm": ("qk_layernorm", False)},
+            fixed={"lm_head_bias": True},
         ),
         prefix="Phi",
         layer=ModuleClass("", _phi_tree, phi),

@@ -7,25 +7,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
+from estimator.families.config_class import ConfigClass, ExpertKeys, Fields, Why, WindowKeys
 from estimator.families.experts import (
     Routing,
     experts_tree,
     grouped_experts,
     with_recorded_scores,
 )
-from estimator.families.family import (
-    ConfigClass,
-    ExpertKeys,
-    Family,
-    ModuleClass,
-    NormKind,
-    Why,
-    WindowKeys,
-)
+from estimator.families.family import Family, ModuleClass, NormKind
 from estimator.families.layers import attention_tree, decoder_layer, late_norm_attention
 from estimator.families.modules import Tree, tree
 from estimator.families.reader import Config
@@ -130,11 +122,8 @@ def _check(read: Config) -> None:
         raise TIED_HEAD_WITH_BIAS()
 
 
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "jitters_input": read.share("input_jitter_noise") > 0,
-        "lm_head_bias": read.flag("lm_head_bias", default=False),
-    }
+def _own(read: Config, fields: Fields) -> Fields:
+    return {"jitters_input": read.share("input_jitter_noise") > 0}
 
 
 # its router's noise decides only which experts are near the best
@@ -145,7 +134,11 @@ FAMILIES = (
     Family(
         model_type="phimoe",
         config=ConfigClass(
-            key_value_heads=8, windows=WindowKeys(everywhere=True), experts=_EXPERTS, own=_own
+            key_value_heads=8,
+            windows=WindowKeys(everywhere=True),
+            experts=_EXPERTS,
+            flags={"lm_head_bias": ("lm_head_bias", False)},
+            own=_own,
         ),
         prefix="Phimoe",
         layer=decoder_layer(

@@ -5,10 +5,11 @@ Source: transformers 5.23, models/qwen2, models/qwen2_moe, models/qwen3, models/
 
 from __future__ import annotations
 
+from estimator.families.config_class import ConfigClass, ExpertKeys, Why, WindowKeys
 from estimator.families.config_keys import WINDOWS
-from estimator.families.config_rules import fixed_biases, input_biases
+from estimator.families.config_rules import fixed_biases, input_biases, shared_width
 from estimator.families.experts import QWEN_NAMES, SPARSE, experts_tree, router
-from estimator.families.family import ConfigClass, ExpertKeys, Family, Kernels, Why, WindowKeys
+from estimator.families.family import Family, Kernels
 from estimator.families.known.llama import LLAMA_LAYER
 from estimator.families.layer_kinds import DENSE, FULL_ATTENTION, SLIDING
 from estimator.families.layers import ATTENTION, GATED_MLP, NORMED_ATTENTION, decoder_layer
@@ -71,10 +72,6 @@ def _every_other_below(read: Config, layers: int) -> tuple[str, ...]:
     )
 
 
-def _shared_width(read: Config, width: int) -> int:
-    return read.whole("shared_expert_intermediate_size")
-
-
 FAMILIES = (
     Family(
         model_type="qwen2",
@@ -107,7 +104,11 @@ FAMILIES = (
             key_value_heads=16,
             biases=input_biases("qkv_bias", default=True),
             windows=WindowKeys(default=4096, is_switched=True, unlisted=_every_other_below),
-            experts=ExpertKeys(have_own_width=True, shared_width=_shared_width, layer_types=_mlps),
+            experts=ExpertKeys(
+                have_own_width=True,
+                shared_width=shared_width("shared_expert_intermediate_size"),
+                layer_types=_mlps,
+            ),
         ),
         prefix="Qwen2Moe",
         layer=decoder_layer(ATTENTION, SPARSE),

@@ -7,30 +7,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
+from estimator.families.config_class import ConfigClass, ExpertKeys, Fields, Why
+from estimator.families.config_rules import shared_width
 from estimator.families.delta_net import DELTA_NET, FUSED_DELTA_NET
 from estimator.families.experts import QWEN_SPARSE, SPARSE
-from estimator.families.family import (
-    ConfigClass,
-    ExpertKeys,
-    Family,
-    ModuleClass,
-    NormKind,
-    Why,
-)
+from estimator.families.family import Family, ModuleClass, NormKind
 from estimator.families.layer_kinds import DELTA, DELTA_FILTER, FULL_ATTENTION, LINEAR_ATTENTION
 from estimator.families.layers import GATED_MLP, decoder_layer, normed_tree
 from estimator.families.modules import Tree, extended
 from estimator.families.reader import (
-    KEY_NOT_MODELLED,
     MOST_HEADS,
     MOST_LAYERS,
     Config,
     kinds_in,
-    short,
 )
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
@@ -83,12 +75,7 @@ def _delta_sizes(read: Config) -> DeltaNet:
     Source: transformers 5.23, models/qwen3_5/configuration_qwen3_5.py, models/qwen3_next/configuration_qwen3_next.py.
     """
     if read.values.get("linear_conv_kernel_dim", DELTA_FILTER) != DELTA_FILTER:
-        raise KEY_NOT_MODELLED(
-            name="linear_conv_kernel_dim",
-            value=short(read.values["linear_conv_kernel_dim"]),
-            model_type=read.model_type,
-            instead=DELTA_FILTER,
-        )
+        raise read.refused("linear_conv_kernel_dim", DELTA_FILTER)
     return DeltaNet(
         key_heads=read.whole("linear_num_key_heads", default=16, most=MOST_HEADS),
         value_heads=read.whole("linear_num_value_heads", default=32, most=MOST_HEADS),
@@ -97,7 +84,7 @@ def _delta_sizes(read: Config) -> DeltaNet:
     )
 
 
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
+def _own(read: Config, fields: Fields) -> Fields:
     has_states = LINEAR_ATTENTION in fields["layer_types"]
     return {"delta_net": _delta_sizes(read)} if has_states else {}
 
@@ -107,20 +94,15 @@ def _width(read: Config, hidden: int) -> int:
     return read.whole("intermediate_size", "moe_intermediate_size")
 
 
-def _shared_width(read: Config, width: int) -> int:
-    return read.whole("shared_expert_intermediate_size", default=512)
-
-
+_CONFIG = ConfigClass(
+    key_value_heads=2, head_dim=256, partial_rotary_factor=0.25, mixers=_layers, own=_own
+)
+_EXPERTS = ExpertKeys(
+    have_own_width=True, shared_width=shared_width("shared_expert_intermediate_size", 512)
+)
 _QWEN3_5 = Family(
     model_type="qwen3_5_text",
-    config=ConfigClass(
-        key_value_heads=4,
-        head_dim=256,
-        partial_rotary_factor=0.25,
-        mixers=_layers,
-        own=_own,
-        wrappers=("qwen3_5",),
-    ),
+    config=replace(_CONFIG, key_value_heads=4, wrappers=("qwen3_5",)),
     prefix="Qwen3_5",
     layer=decoder_layer(_ATTENTION, GATED_MLP),
     others={DELTA: decoder_layer(DELTA_NET, GATED_MLP)},
@@ -139,14 +121,10 @@ FAMILIES = (
     replace(
         _QWEN3_5,
         model_type="qwen3_5_moe_text",
-        config=ConfigClass(
-            key_value_heads=2,
-            head_dim=256,
-            partial_rotary_factor=0.25,
+        config=replace(
+            _CONFIG,
             width=_width,
-            mixers=_layers,
-            experts=ExpertKeys(have_own_width=True, shared_width=_shared_width, always_normed=True),
-            own=_own,
+            experts=replace(_EXPERTS, always_normed=True),
             wrappers=("qwen3_5_moe",),
         ),
         prefix="Qwen3_5Moe",
@@ -160,19 +138,12 @@ FAMILIES = (
     replace(
         _QWEN3_5,
         model_type="qwen3_next",
-        config=ConfigClass(
-            key_value_heads=2,
-            head_dim=256,
-            partial_rotary_factor=0.25,
+        config=replace(
+            _CONFIG,
             width=_width,
-            mixers=_layers,
-            experts=ExpertKeys(
-                have_own_width=True,
-                shared_width=_shared_width,
-                normed=True,
-                only={"mlp_only_layers": [], "decoder_sparse_step": 1},
+            experts=replace(
+                _EXPERTS, normed=True, only={"mlp_only_layers": [], "decoder_sparse_step": 1}
             ),
-            own=_own,
         ),
         prefix="Qwen3Next",
         layer=decoder_layer(_ATTENTION, QWEN_SPARSE),

@@ -5,7 +5,8 @@ Source: transformers 5.23, models/seed_oss, modeling_*.py.
 
 from __future__ import annotations
 
-from estimator.families.family import ConfigClass, Family
+from estimator.families.config_class import ConfigClass
+from estimator.families.family import Family
 from estimator.families.known.llama import LLAMA_LAYER
 from estimator.families.reader import Config
 

@@ -5,22 +5,12 @@ Source: transformers 5.23, models/smollm3, modeling_*.py.
 
 from __future__ import annotations
 
+from estimator.families.config_class import ConfigClass, Why, WindowKeys
 from estimator.families.config_keys import WINDOWS
-from estimator.families.config_rules import attention_biases, listed_rotary
-from estimator.families.family import ConfigClass, Family, Kernels, Why, WindowKeys
+from estimator.families.config_rules import attention_biases, by_rotary, listed_rotary
+from estimator.families.family import Family, Kernels
 from estimator.families.known.llama import LLAMA_LAYER
 from estimator.families.layer_kinds import FULL_ATTENTION, SLIDING
-from estimator.families.reader import Config
-
-
-def _unlisted(read: Config, layers: int) -> tuple[str, ...]:
-    turned = listed_rotary(read, layers)
-    return tuple(FULL_ATTENTION if rotary else SLIDING for rotary in turned)
-
-
-def _turned(read: Config, kinds: tuple[str, ...], window: int) -> tuple[bool, ...]:
-    return listed_rotary(read, len(kinds))
-
 
 FAMILIES = (
     Family(
@@ -29,8 +19,8 @@ FAMILIES = (
             tied=True,
             key_value_heads=4,
             biases=attention_biases(has_mlp_key=True),
-            windows=WindowKeys(is_switched=True, unlisted=_unlisted),
-            rotary_layers=_turned,
+            windows=WindowKeys(is_switched=True, unlisted=by_rotary(FULL_ATTENTION, SLIDING)),
+            rotary_layers=listed_rotary,
         ),
         prefix="SmolLM3",
         layer=LLAMA_LAYER,

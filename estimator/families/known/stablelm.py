@@ -6,15 +6,14 @@ Source: transformers 5.23, models/stablelm, modeling_*.py.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from estimator.families import parts
 from estimator.families.block import Block
+from estimator.families.config_class import ConfigClass, Why
 from estimator.families.config_rules import input_biases
-from estimator.families.family import ConfigClass, Family, ModuleClass, NormKind, Why
+from estimator.families.family import Family, ModuleClass, NormKind
 from estimator.families.layers import GATED_MLP, gated_mlp, kept_parts
 from estimator.families.modules import LEAF, Tree, module_list, tree
-from estimator.families.reader import Config
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
@@ -77,13 +76,6 @@ def stablelm(b: Block, x: Tensor) -> Tensor:
     return op.add(b.tape, residual, hidden)
 
 
-def _own(read: Config, fields: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "qk_norm": read.flag("qk_layernorm", default=False),
-        "parallel_residual": read.flag("use_parallel_residual", default=False),
-    }
-
-
 FAMILIES = (
     Family(
         model_type="stablelm",
@@ -93,7 +85,10 @@ FAMILIES = (
             partial_rotary_factor=0.25,
             biases=input_biases("use_qkv_bias", default=False),
             dropouts=(None, ("attention_dropout", 0.0), ("hidden_dropout", 0.0)),
-            own=_own,
+            flags={
+                "qk_norm": ("qk_layernorm", False),
+                "parallel_residual": ("use_parallel_residual", False),
+            },
         ),
         prefix="StableLm",
         layer=ModuleClass("", _tree, stablelm),

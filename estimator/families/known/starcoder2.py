@@ -8,8 +8,9 @@ from __future__ import annotations
 from functools import partial
 
 from estimator.families import parts
+from estimator.families.config_class import ConfigClass, Why, WindowKeys
 from estimator.families.config_rules import one_bias
-from estimator.families.family import ConfigClass, Family, NormKind, Why, WindowKeys
+from estimator.families.family import Family, NormKind
 from estimator.families.layers import ATTENTION, decoder_layer, plain_mlp
 
 FAMILIES = (

@@ -18,7 +18,13 @@ from estimator.families.reader import MOST_HEADS, Config
 from estimator.families.rotary import Tables, turned
 from estimator.families.vision.block import TowerBlock
 from estimator.families.vision.sizes import tower_of
-from estimator.families.vision_family import RequireGrad, Seen, VisionFamily, VisionKernels
+from estimator.families.vision_family import (
+    RequireGrad,
+    Seen,
+    VisionFamily,
+    VisionKernels,
+    patch_tables,
+)
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
 from estimator.values.specs import Model, Vision
@@ -164,11 +170,6 @@ def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad)
     return op.add(tape, x, positions)
 
 
-def _tables(tape: Tape, vision: Vision, seen: Seen, width: int) -> Tables:
-    elements = seen.patches * vision.tower.head_dim
-    return Tables(tape.new(elements, width, ACTIVATIONS), tape.new(elements, width, ACTIVATIONS))
-
-
 def _mask(tape: Tape, vision: Vision, seen: Seen, width: int) -> Tensor:
     """One truth value for every pair of patches of an image."""
     tape.operation = "mask of the images"
@@ -224,9 +225,8 @@ TOWERS = (
         embed=_embed,
         project=_project,
         tokens_a_row=_rows,
-        tables=_tables,
+        tables=patch_tables,
         mask=_mask,
-        prefix="vision_tower",
         hooks_embedding=False,
         liger=VisionKernels(),
     ),

@@ -16,9 +16,15 @@ from estimator.families.layers import gated_mlp_tree
 from estimator.families.modules import LAYERS, LEAF, Embedding, Kernel, Norm, Tree, tree
 from estimator.families.reader import Config
 from estimator.families.vision.block import TowerBlock, attend_by_image
-from estimator.families.vision.known.qwen_vl import one_row, patch_tables
 from estimator.families.vision.sizes import tower_of
-from estimator.families.vision_family import RequireGrad, Seen, TowerTree, VisionFamily, turning
+from estimator.families.vision_family import (
+    RequireGrad,
+    Seen,
+    TowerTree,
+    VisionFamily,
+    float32_tables,
+    one_row,
+)
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model, Vision
@@ -84,7 +90,7 @@ def _root(model: Model) -> Tree:
             position_embedding=Embedding("", model.learned_positions, hidden),
         ),
         patch_embed=tree("@VisionPatchEmbed", proj=patches),
-        rotary_pos_emb=turning(model, 4),
+        rotary_pos_emb=parts.frequencies(model.head_dim // 4),
         blocks=LAYERS,
         merger=LEAF,
         post_conv_layernorm=Norm("", hidden),
@@ -188,7 +194,7 @@ TOWERS = (
         projector=_projector,
         embed=_embed,
         project=_project,
-        tables=patch_tables,
+        tables=float32_tables,
         tokens_a_row=one_row,
         attends_by_image=True,
         prefix="visual",

@@ -24,6 +24,7 @@ from estimator.families.vision_family import (
     TowerTree,
     VisionFamily,
     VisionKernels,
+    square_pixels,
 )
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
@@ -150,10 +151,7 @@ def _attend(b: Block, x: Tensor) -> Tensor:
 def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
     """A class token before the patches of each tile, and positions."""
     tape, hidden = b.tape, vision.tower.hidden_size
-    pixels, elements = (
-        seen.tiles * vision.num_channels * vision.image_size**2,
-        seen.patches * hidden,
-    )
+    pixels, elements = square_pixels(vision, seen), seen.patches * hidden
     name = "embeddings.patch_embeddings.projection"
     x = require_grad(b.embed_patches(name, pixels, elements, is_held=True))
     first, positions = b.tensors["embeddings"]
@@ -176,11 +174,6 @@ def _project(outer: Block, projector: Block, vision: Vision, seen: Seen, x: Tens
     x = projector.linear(f"{name}.linear_1", x)
     x = op.elementwise(tape, x, "gelu")
     return projector.linear(f"{name}.linear_2", x)
-
-
-def _rows(vision: Vision, seen: Seen) -> tuple[int, int]:
-    """Each tile is a row, with its class token."""
-    return seen.tiles, vision.tower.learned_positions
 
 
 def _processor(vision: Vision) -> InternVLImageProcessor:
@@ -214,8 +207,6 @@ TOWERS = (
         projector=_projector,
         embed=_embed,
         project=_project,
-        tokens_a_row=_rows,
-        prefix="vision_tower",
         hooks_embedding=True,
         liger=VisionKernels(
             replace(TOWER_NORMS, left=frozenset({"multi_modal_projector.layer_norm"}))

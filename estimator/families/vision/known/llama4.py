@@ -28,7 +28,13 @@ from estimator.families.reader import Config
 from estimator.families.rotary import Tables
 from estimator.families.vision.block import TowerBlock
 from estimator.families.vision.sizes import tower_of
-from estimator.families.vision_family import RequireGrad, Seen, TowerTree, VisionFamily
+from estimator.families.vision_family import (
+    RequireGrad,
+    Seen,
+    TowerTree,
+    VisionFamily,
+    square_pixels,
+)
 from estimator.tape import operators as op
 from estimator.tape.tape import Tape, Tensor
 from estimator.values.specs import Model, Vision
@@ -120,7 +126,7 @@ def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad)
     """Patches, bfloat16 already, are unfolded and projected; a class token after them, positions, a norm."""
     tape, hidden = b.tape, vision.tower.hidden_size
     # image_processing_llama4.py normalises in bfloat16
-    pixels = b.receive(seen.tiles * vision.num_channels * vision.image_size**2, 2)
+    pixels = b.receive(square_pixels(vision, seen), 2)
     cast = op.cast(tape, pixels, b.linears["patch_embedding.linear"].weight.width)
     unfolded = op.clone(tape, cast)
     del cast
@@ -152,11 +158,6 @@ def _project(outer: TowerBlock, projector: Block, vision: Vision, seen: Seen, x:
     return projector.linear("multi_modal_projector.linear_1", x)
 
 
-def _rows(vision: Vision, seen: Seen) -> tuple[int, int]:
-    """Each tile is a row, with its class token."""
-    return seen.tiles, vision.tower.learned_positions
-
-
 def _processor(vision: Vision) -> Llama4ImageProcessor:
     return Llama4ImageProcessor(
         tile=vision.image_size,
@@ -183,7 +184,6 @@ TOWERS = (
         projector=_projector,
         embed=_embed,
         project=_project,
-        tokens_a_row=_rows,
         tables=_tables,
         prefix="vision_model",
         hooks_embedding=True,

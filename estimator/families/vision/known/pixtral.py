@@ -15,7 +15,6 @@ from estimator.families.images.pixtral import PixtralImageProcessor
 from estimator.families.layers import gated_mlp_tree
 from estimator.families.modules import LAYERS, LEAF, Kernel, Linear, Norm, Tree, tree
 from estimator.families.reader import Config
-from estimator.families.rotary import Tables
 from estimator.families.vision.block import TowerBlock
 from estimator.families.vision.sizes import tower_of
 from estimator.families.vision_family import (
@@ -24,7 +23,8 @@ from estimator.families.vision_family import (
     TowerTree,
     VisionFamily,
     VisionKernels,
-    turning,
+    one_row,
+    patch_tables,
 )
 from estimator.tape import fused
 from estimator.tape import operators as op
@@ -74,7 +74,7 @@ def _root(model: Model) -> Tree:
         patch_conv=Kernel("", ((model.hidden_size, model.word_embed_proj_dim),)),
         ln_pre=Norm("", model.hidden_size),
         transformer=tree("PixtralTransformer", layers=LAYERS),
-        patch_positional_embedding=turning(model, 2),
+        patch_positional_embedding=parts.frequencies(model.head_dim // 2),
     )
 
 
@@ -139,11 +139,6 @@ def _embed(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad)
     return b.norm("ln_pre", x)
 
 
-def _tables(tape: Tape, vision: Vision, seen: Seen, width: int) -> Tables:
-    elements = seen.patches * vision.tower.head_dim
-    return Tables(tape.new(elements, width, ACTIVATIONS), tape.new(elements, width, ACTIVATIONS))
-
-
 def _mask(tape: Tape, vision: Vision, seen: Seen, width: int) -> Tensor:
     """``generate_block_attention_mask``: numbers, one for every pair of patches, shared by the layers."""
     tape.operation = "mask of the images"
@@ -166,11 +161,6 @@ def _project_mistral3(
     x = op.concatenate(tape, [x])
     x = projector.linear(f"{name}.patch_merger.merging_layer", x)
     return _project_llava(outer, projector, vision, seen, x)
-
-
-def _rows(vision: Vision, seen: Seen) -> tuple[int, int]:
-    """All patches are one row."""
-    return 1, seen.patches
 
 
 def _processor(vision: Vision) -> PixtralImageProcessor:
@@ -205,10 +195,9 @@ TOWERS = (
         projector=_mistral3_projector,
         embed=_embed,
         project=_project_mistral3,
-        tokens_a_row=_rows,
-        tables=_tables,
+        tokens_a_row=one_row,
+        tables=patch_tables,
         mask=_mask,
-        prefix="vision_tower",
         hooks_embedding=True,
     ),
     VisionFamily(
@@ -221,10 +210,9 @@ TOWERS = (
         projector=_llava_projector,
         embed=_embed,
         project=_project_llava,
-        tokens_a_row=_rows,
-        tables=_tables,
+        tokens_a_row=one_row,
+        tables=patch_tables,
         mask=_mask,
-        prefix="vision_tower",
         hooks_embedding=True,
         liger=VisionKernels(Kernels(fuses_head=False)),
     ),

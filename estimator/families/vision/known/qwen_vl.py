@@ -13,14 +13,7 @@ from typing import Any
 from estimator.families import parts
 from estimator.families.activations import quick_gelu
 from estimator.families.block import Block
-from estimator.families.family import (
-    NO_KERNELS,
-    TOWER_NORMS,
-    Family,
-    ModuleClass,
-    NormKind,
-    Rotary,
-)
+from estimator.families.family import NO_KERNELS, TOWER_NORMS, Family, ModuleClass, NormKind, Rotary
 from estimator.families.images.qwen_vl import Qwen2VLImageProcessor
 from estimator.families.images.videos import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
 from estimator.families.layers import (
@@ -41,7 +34,6 @@ from estimator.families.modules import (
     tree,
 )
 from estimator.families.reader import Config
-from estimator.families.rotary import Tables
 from estimator.families.vision.block import TowerBlock, attend_by_image
 from estimator.families.vision.sizes import tower_of
 from estimator.families.vision_family import (
@@ -50,10 +42,11 @@ from estimator.families.vision_family import (
     TowerTree,
     VisionFamily,
     VisionKernels,
-    turning,
+    float32_tables,
+    one_row,
 )
 from estimator.tape import operators as op
-from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
+from estimator.tape.tape import Tensor
 from estimator.values.specs import Model, Vision
 
 WINDOW, WHOLE_LAYERS = 112, 4
@@ -170,7 +163,7 @@ def _qwen2_root(
     return tree(
         class_name,
         patch_embed=_patches(model, patches, 3 * 2 * 14 * 14, bias=False),
-        rotary_pos_emb=turning(model, 4),
+        rotary_pos_emb=parts.frequencies(model.head_dim // 4),
         blocks=LAYERS,
     )
 
@@ -187,7 +180,7 @@ def _qwen3_root(model: Model) -> Tree:
         "@VisionModel",
         patch_embed=_patches(model, "@VisionPatchEmbed", 3 * 2 * 16 * 16, bias=True),
         pos_embed=Embedding("", model.learned_positions, model.hidden_size),
-        rotary_pos_emb=turning(model, 4),
+        rotary_pos_emb=parts.frequencies(model.head_dim // 4),
         blocks=LAYERS,
     )
 
@@ -336,23 +329,6 @@ def _windowed_pairs(vision: Vision, seen: Seen) -> int:
     return seen.rows * (full * whole + (layers - full) * windowed)
 
 
-def patch_tables(tape: Tape, vision: Vision, seen: Seen, width: int) -> Tables:
-    """Cosine and sine of every patch, in float32: [patches, head_dim] each.
-
-    Source: transformers 5.23, models/qwen2_5_vl/modeling_qwen2_5_vl.py, Qwen2_5_VLVisionRotaryEmbedding.
-    """
-    elements = seen.patches * vision.tower.head_dim
-    return Tables(tape.new(elements, 4, ACTIVATIONS), tape.new(elements, 4, ACTIVATIONS))
-
-
-def one_row(vision: Vision, seen: Seen) -> tuple[int, int]:
-    """Rows, and patches of each: all patches are one row.
-
-    Source: transformers 5.23, models/qwen2_5_vl/modeling_qwen2_5_vl.py, line 283: query_states.unsqueeze(0).
-    """
-    return 1, seen.patches
-
-
 def _processor_2_5(vision: Vision) -> Qwen2VLImageProcessor:
     """With the settings of the published preprocessor_config.json."""
     return Qwen2VLImageProcessor(
@@ -436,7 +412,7 @@ _QWEN2 = VisionFamily(
     projector=_qwen2_merger,
     embed=_embed,
     project=_project_qwen2,
-    tables=patch_tables,
+    tables=float32_tables,
     tokens_a_row=one_row,
     attends_by_image=True,
     prefix="visual",
@@ -456,7 +432,7 @@ _QWEN3_VL = VisionFamily(
     embed=_embed,
     project=_project_qwen3,
     project_deep=_project_deep,
-    tables=patch_tables,
+    tables=float32_tables,
     tokens_a_row=one_row,
     attends_by_image=True,
     prefix="visual",

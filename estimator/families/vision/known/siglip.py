@@ -36,6 +36,7 @@ from estimator.families.vision_family import (
     TowerTree,
     VisionFamily,
     VisionKernels,
+    square_pixels,
 )
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
@@ -185,10 +186,6 @@ def _connector(vision: Vision, model: Model) -> Mapping[str, Tree]:
 _PATCHES = "embeddings.patch_embedding"
 
 
-def _pixels(vision: Vision, seen: Seen) -> int:
-    return seen.tiles * vision.num_channels * vision.image_size**2
-
-
 def _positions(b: TowerBlock, ids: Tensor, rows: int) -> Tensor:
     return b.look_up("embeddings.position_embedding", ids, rows)
 
@@ -196,7 +193,9 @@ def _positions(b: TowerBlock, ids: Tensor, rows: int) -> Tensor:
 def _embed_siglip(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
     """Positions are one row for all images; checkpointing's hook is on the convolution."""
     elements = seen.patches * vision.tower.hidden_size
-    x = require_grad(b.embed_patches(_PATCHES, _pixels(vision, seen), elements, is_held=False))
+    x = require_grad(
+        b.embed_patches(_PATCHES, square_pixels(vision, seen), elements, is_held=False)
+    )
     ids = b.tape.new(1, 8)
     return op.add(b.tape, x, _positions(b, ids, vision.tower.learned_positions))
 
@@ -204,7 +203,7 @@ def _embed_siglip(b: TowerBlock, vision: Vision, seen: Seen, require_grad: Requi
 def _embed_idefics(b: TowerBlock, vision: Vision, seen: Seen, require_grad: RequireGrad) -> Tensor:
     """Tiles that hold an image are picked out of the batch; positions are looked up for each."""
     tape = b.tape
-    pixels = b.receive(_pixels(vision, seen))
+    pixels = b.receive(square_pixels(vision, seen))
     mask = b.receive(pixels.elements // vision.num_channels, 8)
     cast = b.cast_pixels(pixels, b.tensors[_PATCHES][0].width)
     tape.operation = "tiles that hold an image"
@@ -257,11 +256,6 @@ def _connect(outer: Block, projector: Block, x: Tensor) -> Tensor:
     return projector.linear("connector.modality_projection.proj", x)
 
 
-def _rows(vision: Vision, seen: Seen) -> tuple[int, int]:
-    """Each image or tile is a row."""
-    return seen.tiles, vision.tower.learned_positions
-
-
 def _gemma3_processor(vision: Vision) -> Gemma3ImageProcessor:
     return Gemma3ImageProcessor(
         image_size=vision.image_size,
@@ -311,7 +305,6 @@ _IDEFICS3 = VisionFamily(
     projector=_connector,
     embed=_embed_idefics,
     project=_project_idefics3,
-    tokens_a_row=_rows,
     prefix="vision_model",
     hooks_embedding=True,
     wraps_layers=False,
@@ -326,8 +319,6 @@ TOWERS = (
         projector=_gemma3_projector,
         embed=_embed_siglip,
         project=_project_gemma3,
-        tokens_a_row=_rows,
-        prefix="vision_tower",
         hooks_embedding=True,
         masks_text=True,
         liger=VisionKernels(replace(TOWER_NORMS, in_place=False, final_in_place=False)),
