@@ -110,7 +110,7 @@ def _value(key: Key, pick: random.Random) -> Any:
     steps: Sequence[float] = key.widget.steps if isinstance(key.widget, Widget) else ()
     match key.kind:
         case Choice(words=words):
-            return str(pick.choice(words))
+            return str(pick.choice([*words]))
         case Flag():
             return not key.default
         case WholeNumber(low=low, high=high):
