@@ -40,11 +40,6 @@ def test_names_are_unique_ignoring_case(table, key):
     assert len(names) == len(set(names))
 
 
-def test_catalogue_is_large_enough_to_be_useful():
-    assert len(catalog.gpus()) >= 60
-    assert len(catalog.models()) >= 200
-
-
 @for_each("gpu", catalog.gpus().values())
 def test_usable_memory_is_slightly_below_the_nameplate(gpu):
     share = gpu.memory_bytes / (gpu.nameplate_gb * GIB)
@@ -89,11 +84,6 @@ def test_every_card_has_a_source_and_its_memory_a_reading_or_a_mark(row):
         unit = {"GiB": GIB, "GB": GIB, "MiB": 2**20, "MB": 2**20, "KB": 2**10}
         figure = float(quoted[1].strip(",").replace(",", "")) * unit.get(quoted[2], 1)
         assert int(row["memory_bytes"]) == pytest.approx(figure, rel=1e-3)
-
-
-def test_most_memories_are_readings():
-    readings = [row for row in rows("gpus.csv") if row["memory_is_derived"] == "false"]
-    assert len(readings) >= 73
 
 
 @for_each("row", rows("gpus.csv"))

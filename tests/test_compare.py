@@ -314,13 +314,6 @@ def test_presentation_says_what_it_dropped():
     assert button(page, "leave")
 
 
-def test_empty_presentation_can_be_left():
-    page = open_compare(present="1", s="B~m.no/such/model")
-    assert page.warning
-    button(page, "leave").click().run()
-    assert page.title[0].value == "Compare"
-
-
 @pytest.mark.parametrize("number", [1, 1024, 100_000, 1_000_000, 1_048_576])
 def test_shared_context_round_trips_through_the_address(number):
     page = open_compare(NO_GPU, context=str(number), within="24.5")

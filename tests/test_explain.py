@@ -49,12 +49,6 @@ def add_up(answer):
     assert sum(term.bytes for term in outside.terms) == beyond
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", SETUPS)
-def test_the_terms_of_every_component_add_up_to_it(model, name):
-    add_up(estimate(catalog.model(model), catalog.gpu("H100-SXM5-80GB"), SETUPS[name]))
-
-
 @for_each("strategy", STRATEGIES)
 @for_each("number", [2, 3, 4, 8])
 @for_each("method", [Method.FULL, Method.LORA])

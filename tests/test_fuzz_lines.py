@@ -94,10 +94,15 @@ def line(chance: random.Random) -> bytes:
     return json.dumps(given, allow_nan=True).encode()
 
 
+PEAK = {"phase": "phase", "name": "moment", "bytes": "bytes"}
+
+
 def agrees(answer: dict[str, Any]) -> None:
     """Checks that an answer is consistent."""
     assert sum(answer["components"].values()) == answer["peak_bytes"]
     assert answer["phases"][answer["peak_phase"]] == answer["peak_bytes"]
+    peak = {part: answer[f"peak_{name}"] for part, name in PEAK.items()}
+    assert peak in answer["moments"]
     assert 0 < answer["need_low_bytes"] <= answer["need_high_bytes"]
     assert answer["peak_bytes"] <= answer["need_low_bytes"]
     capacity = answer["capacity_bytes"]

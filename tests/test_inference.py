@@ -24,7 +24,6 @@ from estimator.search.remedies import _changes, remedies
 from estimator.search.vllm_share import least_share, vllm_shares
 from estimator.sources import catalog
 from estimator.tools.imported import read_files
-from estimator.values.range import Range
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Phase, Verdict
@@ -177,12 +176,6 @@ def test_with_sleep_mode_the_peak_is_the_larger_of_step_and_generation():
     assert asleep.decisive.bytes == max(asleep.peak.bytes, asleep.phases[Phase.GENERATION].bytes)
 
 
-def test_need_matches_estimate():
-    for keys in ({}, {"vllm_enable_sleep_mode": True}, {"use_vllm": False}, {"method": "lora"}):
-        whole = answer(**keys)
-        assert need(QWEN, H100, setup(**keys)) == Range(whole.need_low_bytes, whole.need_high_bytes)
-
-
 def test_engine_memory_adds_no_slack():
     small, large = answer(vllm_gpu_memory_utilization=0.2), answer(vllm_gpu_memory_utilization=0.4)
     more = large.phases[Phase.GENERATION].bytes - small.phases[Phase.GENERATION].bytes
@@ -245,11 +238,6 @@ def test_the_first_overflow_may_be_the_second_generation():
     found = first_overflow(over)
     assert over.verdict is Verdict.DOES_NOT_FIT
     assert (found.at.step, found.at.moment.phase) == (2, Phase.GENERATION)
-
-
-def test_accumulation_walk_includes_generation_and_forward():
-    walk = instants(answer(gradient_accumulation_steps=4))
-    assert {instant.moment.phase for instant in walk} >= {Phase.GENERATION, Phase.FORWARD}
 
 
 # --- refusals ---

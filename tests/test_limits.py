@@ -312,11 +312,6 @@ def test_the_longest_context_is_never_shorter_than_an_examples_images():
     assert 2596 < found[1] < found[2]
 
 
-def test_learned_positions_bound_the_longest_context():
-    gpt2 = catalog.model("openai-community/gpt2")
-    assert longest_context(gpt2, A100, TrainingSetup()) == 1024
-
-
 def test_remedies_of_the_example_start_with_the_real_state_dtype():
     what_if = TrainingSetup(mixed_precision=MixedPrecision.NO, optim_state_dtype=Dtype.FLOAT32)
     proposed = remedies(estimate(MISTRAL, A100, what_if), catalog.gpus_like(A100))
@@ -403,10 +398,6 @@ def test_more_gpus_are_said_to_exchange_over_the_link_that_they_have(card, said)
     proposed = [remedy.text for remedy in remedies(of, []) if "FSDP instead" in remedy.title]
     assert proposed
     assert all(said in one and "NVLink" not in one for one in proposed)
-
-
-def test_without_a_gpu_there_are_no_remedies():
-    assert remedies(estimate(MISTRAL, None, TrainingSetup()), catalog.gpus_like(None)) == ()
 
 
 @pytest.mark.parametrize("cards", [[], [catalog.gpu("T4")]])

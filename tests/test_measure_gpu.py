@@ -5,7 +5,6 @@ The real libraries run its steps in tests/verify/test_measure_gpu_steps.py.
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from collections.abc import Callable
@@ -62,38 +61,6 @@ def cases():
     return [read_case(given) for given in BUILT_IN]
 
 
-def test_built_in_cases_are_many_and_varied(cases):
-    assert len(cases) >= 40
-    setups = [each.setup for each in cases]
-    varied = {
-        "method": 3,
-        "dtype": 3,
-        "mixed_precision": 3,
-        "optim": 8,
-        "attn_implementation": 3,
-        "gradient_checkpointing": 2,
-        "use_reentrant": 2,
-        "autocast_adapter_dtype": 2,
-        "prepare_model_for_kbit_training": 2,
-        "bnb_4bit_use_double_quant": 2,
-        "per_device_train_batch_size": 4,
-        "max_length": 5,
-        "gradient_accumulation_steps": 2,
-        "hold_outputs": 2,
-        "padded": 2,
-        "lora_r": 3,
-        "lora_target_modules": 2,
-    }
-    for name, least in varied.items():
-        assert len({setup.value(name) for setup in setups}) >= least, name
-    assert len({each.model.vocab_size for each in cases}) >= 10
-    assert len({each.model.model_type for each in cases}) >= 15
-    assert any(each.use_liger_kernel for each in cases)
-    counts = [each.predicted(None).total_parameters for each in cases]
-    assert min(counts) < 0.2e9
-    assert max(counts) > 14e9
-
-
 def test_built_in_cases_fit_an_80_gb_card_and_only_the_first_repeats(cases):
     free = FOUND.free_bytes
     assert free is not None
@@ -146,17 +113,7 @@ def test_a_case_lists_the_packages_it_needs():
     assert case(use_liger_kernel=True).needs == ["liger_kernel"]
 
 
-def test_liger_is_measured_even_if_not_modelled():
-    assert json.loads(case(use_liger_kernel=True).fields(None))["use_liger_kernel"] is True
-    assert case(use_liger_kernel=True).id != case().id
-
-
 # --- rows ---------------------------------------------------------------------------------------
-
-
-def test_the_shipped_table_has_the_written_columns():
-    with rows.TABLE.open(encoding="utf-8", newline="") as lines:
-        assert tuple(next(csv.reader(lines))) == rows.COLUMNS
 
 
 def test_every_shipped_row_is_an_object_of_the_contract_with_source_and_date():
@@ -304,13 +261,6 @@ def test_five_percent_of_the_peak_must_stay_free(free, expected):
     assert fits(100, free, 0.05) is expected
 
 
-def test_a_negative_margin_tries_cases_that_do_not_fit(tmp_path):
-    run, _ = session(tmp_path, FOUND._replace(free_bytes=GIB))
-    run.margin = -1.0
-    run.run(lengths(1024))
-    assert len(catalog.measurements(tmp_path / "rows.csv")) == 1
-
-
 def test_a_case_whose_package_is_missing_is_skipped(tmp_path):
     run, said = session(tmp_path)
     run.run([case(method="qlora"), case()])
@@ -455,13 +405,6 @@ def test_report_lists_the_worst_first_and_unpredicted_rows_last():
     assert lines[-2].startswith("no prediction: ")
     assert "cp_size 2 is not modelled yet" in lines[-2]
     assert lines[-1].endswith("our verdict: fits")
-
-
-def test_comparison_without_readings_says_so(tmp_path, capsys):
-    table = tmp_path / "empty.csv"
-    table.write_text(",".join(rows.COLUMNS) + "\n")
-    assert measure_gpu.main(["--compare", "--output", str(table)]) == 0
-    assert "no row has a reading" in capsys.readouterr().out
 
 
 # --- the command --------------------------------------------------------------------------------

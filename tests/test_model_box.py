@@ -18,7 +18,6 @@ from dashboard.state import models
 from estimator import catalog, hub
 from estimator.sources.repository import About, HubModel, Trouble, from_config
 from tests.test_hub import LLAMA, LLAMA_PARAMETERS
-from tests.test_repository import QWEN_VL
 from tests.test_start_page import figure, move, open_page, setting, text
 
 MISTRAL = "mistralai/Mistral-7B-v0.1"
@@ -92,11 +91,6 @@ def test_options_show_size_licence_and_gate():
     assert len(options) == len(catalog.models())
     assert "meta-llama/Llama-3.1-8B · 8.03B · llama3.1 · gated" in options
     assert "Qwen/Qwen2.5-0.5B · 494M · apache-2.0" in options
-
-
-def test_option_labels_are_unique():
-    options = open_page().selectbox(key="model box").options
-    assert len(set(options)) == len(options)
 
 
 def test_catalogued_id_is_accepted_in_any_case_without_a_request(fake_hub):
@@ -184,13 +178,6 @@ def test_choosing_another_model_clears_the_error(fake_hub):
     assert "elsewhere" not in text(page)
 
 
-def test_reset_clears_the_error(fake_hub):
-    page = answered(type_model(open_at(model="Qwen/Qwen3-8B"), "me/none"))
-    press(page, "reset to example")
-    assert "elsewhere" not in text(page)
-    assert page.session_state["model"] == MISTRAL
-
-
 def test_typed_token_is_sent_and_never_in_the_address(fake_hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_server")
     fake_hub.answers["me/secret"] = refused(Trouble.GATED, "me/secret")
@@ -205,12 +192,6 @@ def test_typed_token_is_sent_and_never_in_the_address(fake_hub, monkeypatch):
     assert "hf_of_the_visitor" not in json.dumps(dict(page.query_params))
 
 
-def test_notes_of_a_found_model_are_shown(fake_hub):
-    fake_hub.has("me/odd", LLAMA, published_parameters=8_100_000_000)
-    page = answered(type_model(open_at(), "me/odd"))
-    assert "The Hub counts 8,100,000,000 parameters in me/odd, we count 8,030,261,248" in text(page)
-
-
 def test_quantised_checkpoint_shows_its_format_and_reason_for_refusal(fake_hub):
     gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128}
     fake_hub.has("me/gptq", {**LLAMA, "quantization_config": gptq}, origin="me/llama")
@@ -219,12 +200,6 @@ def test_quantised_checkpoint_shows_its_format_and_reason_for_refusal(fake_hub):
     assert "made from me/llama" in text(page)
     (refused,) = page.error
     assert "method lora on weights stored as GPTQ 4-bit is not modelled yet" in refused.value
-
-
-def test_text_part_of_a_multimodal_model_is_named(fake_hub):
-    fake_hub.has("me/vl", QWEN_VL)
-    page = answered(type_model(open_at(), "me/vl"))
-    assert "Only the text part (qwen2) is estimated; left out: the vision tower" in text(page)
 
 
 def test_base_of_an_adapter_is_stated_until_chosen_by_hand(fake_hub):
@@ -328,11 +303,6 @@ def test_pasted_config_is_used_and_its_link_reproduces_it(fake_hub):
     assert figure(other) == figure(page)
     assert [warning.value for warning in other.warning] == []
     assert fake_hub.asked == []
-
-
-def test_undo_removes_a_pasted_config():
-    page = press(paste(open_at(), json.dumps(LLAMA)), "undo last")
-    assert page.session_state["model"] == MISTRAL
 
 
 def test_dropped_config_works_like_a_pasted_one():

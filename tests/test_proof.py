@@ -384,15 +384,6 @@ def test_the_link_of_a_traced_step_carries_its_config():
         assert (read.model, read.setup) == (entry.estimate.model, entry.estimate.setup)
 
 
-def test_a_link_spells_lists_and_booleans_as_the_page_reads_them():
-    setup = TrainingSetup(
-        method=Method.LORA, lora_target_modules=("q_proj", "v_proj"), gradient_checkpointing=True
-    )
-    said = parse_qs(links.query(estimate(catalog.model("Qwen/Qwen3-8B"), None, setup)))
-    assert said["lora_target_modules"] == ["q_proj", "v_proj"]
-    assert said["gradient_checkpointing"] == ["true"]
-
-
 def test_each_filter_narrows_the_readings_and_an_empty_one_does_not():
     for facet in evidence.FACETS:
         for value in evidence.choices(facet, MEASURED):

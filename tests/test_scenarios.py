@@ -9,9 +9,8 @@ from urllib.parse import parse_qs, urlencode
 
 import pytest
 
-from estimator import Method, TrainingSetup, catalog, estimate
+from estimator import catalog
 from estimator.contract.scenarios import (
-    CODES,
     LONGEST_NAME,
     MOST_SCENARIOS,
     Scenario,
@@ -24,7 +23,6 @@ from estimator.contract.scenarios import (
     write_file,
     write_text,
 )
-from estimator.values.keys import BY_NAME
 
 LINKS = Path(__file__).parent / "reference" / "links.jsonl"
 OLD = [json.loads(line) for line in LINKS.read_text("utf-8").splitlines()]
@@ -114,12 +112,6 @@ def test_a_file_of_an_earlier_release_opens():
     assert found.setup == found.scenarios[1].setup
 
 
-def test_each_code_stands_for_one_key_and_is_not_itself_a_key():
-    assert len(set(CODES.values())) == len(CODES)
-    assert not set(CODES.values()) & {*BY_NAME, "gpu"} - {"model", "gpu"}
-    assert set(CODES) <= {*BY_NAME, "model", "gpu"}
-
-
 def test_a_damaged_link_says_what_was_dropped_and_opens_the_rest():
     found = read_texts(
         [
@@ -155,14 +147,6 @@ def test_a_model_only_on_the_hub_is_kept_by_name():
     assert found.problems == ()
     assert found.scenarios[0].setup == {"model": "someone/something", "method": "lora", "lora_r": 8}
     assert read(found.scenarios[0]).model is None
-
-
-def test_a_kept_scenario_gives_the_same_estimate():
-    model, gpu = catalog.model(MISTRAL), catalog.gpu("L4")
-    setup = TrainingSetup(method=Method.QLORA, max_length=2048, lora_target_modules=("q_proj",))
-    again = read(read_texts([write_text(scenario_of("one", model, gpu, setup))]).scenarios[0])
-    assert again.model is not None
-    assert estimate(again.model, again.gpu, again.setup) == estimate(model, gpu, setup)
 
 
 @pytest.mark.parametrize("name", ["", "a~b", "a\nb", "x" * 61, "\u202egpj.exe", "a\tb"])

@@ -129,14 +129,6 @@ def test_the_page_opens_on_the_example_and_says_when_and_by_how_much_it_does_not
     assert leads - behind <= keys, "each word of the setup's sentence leads to a widget"
 
 
-def test_one_click_on_qlora_makes_the_example_fit():
-    page = open_page()
-    click_card(page, "methods qlora")
-    said = text(page)
-    assert "Fits" in said
-    assert "Does not fit" not in said.split("At the peak")[0]
-
-
 def test_the_page_opens_with_trls_defaults_and_one_click_gives_the_articles_count():
     page = open_page()
     assert ", as TRL trains." in text(page)
@@ -180,19 +172,6 @@ def test_changing_model_or_method_ends_a_what_if_and_the_page_says_so(change):
         move(page, "model box" if key == "model" else key, value)
     assert setting(page, "optim_state_dtype") is None
     assert "float32 states were a what-if for full fine-tuning of Mistral-7B-v0.1" in text(page)
-
-
-def test_opening_another_methods_card_drops_the_what_if():
-    page = open_page(**WHAT_IF)
-    click_card(page, "methods lora")
-    assert setting(page, "optim_state_dtype") is None
-    assert "float32 states were a what-if" in text(page)
-
-
-def test_an_address_may_set_a_what_if_for_any_model():
-    page = open_page(**WHAT_IF | {"model": "Qwen/Qwen3-8B"})
-    page.run()
-    assert setting(page, "optim_state_dtype") == "float32"
 
 
 WHAT_IF = {
@@ -384,12 +363,6 @@ def test_every_contract_key_has_a_widget_or_a_reason_for_none():
     assert not ONLY_SOMETIMES & all_drawn(page)
 
 
-def test_a_dependent_widget_appears_at_once():
-    page = all_open()
-    widget(page, "gradient_checkpointing").set_value(True).run()
-    assert "use_reentrant" in keys_drawn(page)
-
-
 def test_the_network_speed_is_set_on_the_card_and_can_be_cleared():
     page = all_open(num_gpus="16", strategy="fsdp", gpu="A100-SXM4-80GB")
     before = page.session_state["gpu"]
@@ -441,15 +414,6 @@ def test_an_expander_widget_sets_and_resets_its_key_and_the_address(key, value, 
     move(page, f"{key} box", before)
     assert setting(page, key) == TrainingSetup().value(key)
     assert key not in page.query_params
-
-
-def test_the_mean_length_stands_below_the_limit_of_completions():
-    page = all_open(objective="grpo")
-    names = [element.key for element in page.sidebar.number_input]
-    assert (
-        names.index("mean_tokens_per_example box") == names.index("max_completion_length box") + 1
-    )
-    assert names.count("mean_tokens_per_example box") == 1
 
 
 FAR_FROM_DEFAULT = {
