@@ -12,7 +12,6 @@ from estimator import (
     Method,
     Model,
     Objective,
-    Optimizer,
     TrainingSetup,
     catalog,
     contract,
@@ -72,7 +71,7 @@ def pieces(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Iterator[Sent
     yield SentencePart(
         f"{setup.batch.max_length:,} token{'s' * (setup.batch.max_length != 1)}", "max_length"
     )
-    if setup.optimisation.optim is not Optimizer.ADAMW_TORCH_FUSED:
+    if setup.optimisation.optim != contract.default_of("optim"):
         yield from _led(", ", setup.optimisation.optim.value, "optim")
     if setup.optimisation.optim_state_dtype is not None:
         yield SentencePart(f" with {setup.optimisation.optim_state_dtype} states")

@@ -356,11 +356,14 @@ def _with_momentum(values: Mapping[str, object]) -> object:
     optim, momentum = values.get("optim", DEFAULT.optimisation.optim), values.get("optim_args")
     if momentum is None:
         return optim
-    if optim not in {Optimizer.SGD, Optimizer.SGD_MOMENTUM}:
+    if optim not in BY_MOMENTUM.values():
         raise InputError(
             f"optim_args sets a momentum, which optim {optim} does not have; leave it out."
         )
-    return Optimizer.SGD_MOMENTUM if momentum else Optimizer.SGD
+    return BY_MOMENTUM[bool(momentum)]
+
+
+BY_MOMENTUM = {False: Optimizer.SGD, True: Optimizer.SGD_MOMENTUM}
 
 
 def _with_named_targets(model: Model, setup: TrainingSetup, problems: list[str]) -> TrainingSetup:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from estimator.resident.optimizer import LOW_BIT_OPTIMIZERS, LOW_RANK_OPTIMIZERS
+from estimator.resident.optimizer import RULES as RULES_OF_OPTIMIZERS
 from estimator.values.arithmetic import ceil_div
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
@@ -299,9 +300,9 @@ RULES = (
         lambda s: (
             s.mesh.strategy.is_fsdp
             and s.mesh.fsdp_version == 2
-            and s.optimisation.optim is Optimizer.ADAFACTOR
+            and RULES_OF_OPTIMIZERS[s.optimisation.optim].sums_rows
         ),
-        "optim adafactor on FSDP2's shards is not modelled yet; take adamw_torch_fused.",
+        "optim {s.optimisation.optim} on FSDP2's shards is not modelled yet; take adamw_torch_fused.",
         NOT_MODELLED,
     ),
     CombinationRule(

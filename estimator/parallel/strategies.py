@@ -36,11 +36,12 @@ from estimator.parallel.zero import partitioned_bytes, zero_part
 from estimator.parallel.zero_hooks import ZeroHooks
 from estimator.resident.model import Resident
 from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS, Trainable, step_transient
+from estimator.resident.optimizer import RULES as RULES_OF_OPTIMIZERS
 from estimator.tape.tape import Tape
 from estimator.values.facets.computation import Computation
 from estimator.values.facets.mesh import Mesh
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Optimizer
+from estimator.values.specs import Model
 from estimator.values.strategies import Strategy
 
 
@@ -146,9 +147,10 @@ def resident_memory(model: Model, structure: TrainingSetup) -> Resident:
 @lru_cache(maxsize=1024)
 def _resident(model: Model, structure: TrainingSetup) -> Resident:
     resident = rule(structure.mesh).resident(model, structure)
+    optimizer = RULES_OF_OPTIMIZERS[structure.optimisation.optim]
     if (
         resident.transient
-        and structure.optimisation.optim in {Optimizer.ADAFACTOR, *LOW_RANK_OPTIMIZERS}
+        and (optimizer.sums_rows or optimizer.projects)
         and structure.mesh.strategy.keeps_whole
     ):
         tensors = [*chain(*stepped_in_order(model, structure))]

@@ -229,6 +229,8 @@ class OptimizerRule:
     """Whether states are made with the optimizer: torch 2.13, optim/adagrad.py, ``__init__``."""
     between_kernels: tuple[int, ...] = ()
     """Of a compiled step, the tensors between its kernels, one matrix after the other: bytes of an element of each."""
+    projects: bool = False
+    """Whether it keeps states of gradients projected to a low rank."""
     decomposes: bool = False
     """Whether a projection is renewed by singular values, for which cuSOLVER takes a workspace."""
 
@@ -268,15 +270,14 @@ RULES: dict[Optimizer, OptimizerRule] = {
     Optimizer.SCHEDULE_FREE_ADAMW: _PYTORCH(_of_the_parameter(2), step_copies=1),
     Optimizer.SCHEDULE_FREE_RADAM: _PYTORCH(_of_the_parameter(2), step_copies=1),
     Optimizer.SCHEDULE_FREE_SGD: _PYTORCH(_of_the_parameter(1)),
-    Optimizer.GALORE_ADAMW: OptimizerRule(_galore, decomposes=True),
-    Optimizer.APOLLO_ADAMW: OptimizerRule(_apollo, steps_differ=True),
+    Optimizer.GALORE_ADAMW: OptimizerRule(_galore, projects=True, decomposes=True),
+    Optimizer.APOLLO_ADAMW: OptimizerRule(_apollo, projects=True, steps_differ=True),
 }
 """One row per optimizer."""
 PAGED = frozenset(optimizer for optimizer in Optimizer if optimizer.startswith("paged"))
 """Optimizers whose large states are in memory that the driver pages between GPU and host."""
-LOW_RANK_OPTIMIZERS = frozenset({Optimizer.GALORE_ADAMW, Optimizer.APOLLO_ADAMW})
+LOW_RANK_OPTIMIZERS = frozenset(optimizer for optimizer in RULES if RULES[optimizer].projects)
 """Optimizers that keep states of projected gradients."""
-
 LOW_BIT_OPTIMIZERS = frozenset(optimizer for optimizer in RULES if RULES[optimizer].between_kernels)
 """torchao's, whose compiled step unpacks one tensor's states at a time."""
 

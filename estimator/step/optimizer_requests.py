@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from estimator.families.packed import FLOAT32_BYTES
@@ -63,11 +63,8 @@ def optimizer_step(
     ``step``: of those played, from 1; only APOLLO's differ.
     """
     optim, width = optimisation.optim, optimisation.optim_state_dtype
-    if optim is Optimizer.ADAFACTOR:
-        yield from _adafactor(keys, chain(*groups), card)
-        return
-    if optim is Optimizer.APOLLO_ADAMW:
-        yield from _apollo(keys, chain(*groups), step)
+    if optim in LOOPS:
+        yield from LOOPS[optim](keys, chain(*groups), card, step)
         return
     copies = RULES[optim].step_copies
     for group in groups:
@@ -102,7 +99,9 @@ def norms(tensors: Iterable[Trainable]) -> Iterator[Request]:
     yield Request(GIVE_ALL, STEPPED)
 
 
-def _adafactor(keys: Keys, trained: Iterable[Trainable], card: Card) -> Iterator[Request]:
+def _adafactor(
+    keys: Keys, trained: Iterable[Trainable], card: Card, step: int
+) -> Iterator[Request]:
     """transformers' loop. Its names hold a tensor's gradient, weight and update until the next tensor's replace them.
 
     Source: transformers 5.23, optimization.py, ``Adafactor.step``.
@@ -143,7 +142,7 @@ def _adafactor(keys: Keys, trained: Iterable[Trainable], card: Card) -> Iterator
         yield name.dropped(last=True)
 
 
-def _apollo(keys: Keys, trained: Iterable[Trainable], step: int) -> Iterator[Request]:
+def _apollo(keys: Keys, trained: Iterable[Trainable], card: Card, step: int) -> Iterator[Request]:
     """APOLLO's loop. Its names hold what the tensor before has left. Updates are limited from the second step on.
 
     Projectors are made in the first step and renewed in the third, which stands for every 200th.
@@ -210,3 +209,10 @@ class _Name:
         """The new tensor, after the name has let go of the old one: ``grad = p.grad`` comes before ``grad.float()``."""
         yield self.dropped(last=True)
         yield self.taken(size)
+
+
+LOOPS: Mapping[Optimizer, Callable[[Keys, Iterable[Trainable], Card, int], Iterator[Request]]] = {
+    Optimizer.ADAFACTOR: _adafactor,
+    Optimizer.APOLLO_ADAMW: _apollo,
+}
+"""Optimizers whose loop is none of torch's."""

@@ -186,6 +186,11 @@ def key(
     return declared
 
 
+def flag(default: bool, help: str, more: str = "", **others: Any) -> bool:
+    """Declare a key that is true or false, as ``key`` does."""
+    return key(default, Flag(), help, more, **others)
+
+
 _rows: dict[type, tuple[Key, ...]] = {}
 
 

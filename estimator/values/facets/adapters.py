@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
-from estimator.values.kinds import Choice, Flag, Indices, Names, Number, Ranks, WholeNumber
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, flag, key
+from estimator.values.kinds import Choice, Indices, Names, Number, Ranks, WholeNumber
 from estimator.values.methods import Method
 from estimator.values.specs import ALL_LINEAR, ModelClass, Part
 
@@ -97,17 +97,15 @@ class Adapters(Checked):
         default_from=DefaultSource.TRL,
         widget=Widget(Section.LORA, "Dropout", step=0.05, ends=(0.0, 0.95)),
     )
-    autocast_adapter_dtype: bool = key(
+    autocast_adapter_dtype: bool = flag(
         True,
-        Flag(),
         "cast adapters to float32; otherwise they have the base's dtype",
         default_from=DefaultSource.PEFT,
         remark="TRL turns it off for QLoRA",
         widget=Widget(Section.LORA, "Adapters in float32"),
     )
-    lora_bias: bool = key(
+    lora_bias: bool = flag(
         False,
-        Flag(),
         "adapters have a bias",
         "It is that of each adapter's second matrix.",
         default_from=DefaultSource.PEFT,
@@ -121,9 +119,8 @@ class Adapters(Checked):
         default_from=DefaultSource.PEFT,
         widget=Widget(Section.LORA, "Trained biases", shape="segments"),
     )
-    use_dora: bool = key(
+    use_dora: bool = flag(
         False,
-        Flag(),
         "DoRA: train the column magnitudes of each weight matrix separately",
         "With dropout, every adapted weight is kept a second time.",
         default_from=DefaultSource.PEFT,
@@ -146,9 +143,8 @@ class Adapters(Checked):
         default_from=DefaultSource.TRL,
         widget=Widget(Section.QUANTISATION, "4-bit format", shape="segments"),
     )
-    bnb_4bit_use_double_quant: bool = key(
+    bnb_4bit_use_double_quant: bool = flag(
         True,
-        Flag(),
         "also quantise the quantisation scales",
         "It saves 0.4 bits per parameter.",
         default_from=DefaultSource.OURS,
@@ -161,42 +157,37 @@ class Adapters(Checked):
         default_from=DefaultSource.TRANSFORMERS,
         widget=Widget(Section.QUANTISATION, "4-bit storage dtype"),
     )
-    prepare_model_for_kbit_training: bool = key(
+    prepare_model_for_kbit_training: bool = flag(
         False,
-        Flag(),
         "call PEFT's prepare_model_for_kbit_training, which upcasts the parameters that are not quantised",
         "Norms, embeddings and head become float32.",
         default_from=DefaultSource.TRL,
         widget=Widget(Section.QUANTISATION, "Prepare for k-bit training"),
     )
-    load_in_8bit: bool = key(
+    load_in_8bit: bool = flag(
         False,
-        Flag(),
         "LLM.int8 base for lora; other methods ignore it",
         "A weight is one byte. Layer inputs stay until backward, even with gradient checkpointing.",
         default_from=DefaultSource.TRL,
         widget=Widget(Section.QUANTISATION, "8-bit base (LoRA only)"),
     )
 
-    freeze_vision: bool = key(
+    freeze_vision: bool = flag(
         False,
-        Flag(),
         "leave the image tower untrained, and without adapters",
         default_from=DefaultSource.TRL,
         remark="LLaMA-Factory and ms-swift freeze it",
         widget=Widget(Section.IMAGES, "Freeze the image tower"),
     )
-    freeze_projector: bool = key(
+    freeze_projector: bool = flag(
         False,
-        Flag(),
         "leave what joins the tower to the text untrained, and without adapters",
         default_from=DefaultSource.TRL,
         remark="LLaMA-Factory and ms-swift freeze it",
         widget=Widget(Section.IMAGES, "Freeze the projector"),
     )
-    freeze_language: bool = key(
+    freeze_language: bool = flag(
         False,
-        Flag(),
         "leave the text untrained, and without adapters",
         "Only the tower and the projector are trained.",
         default_from=DefaultSource.TRL,

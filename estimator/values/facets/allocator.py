@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
-from estimator.values.kinds import Flag, WholeNumber
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, flag, key
+from estimator.values.kinds import WholeNumber
 from estimator.values.refusals import InputError
 
 
@@ -28,9 +28,8 @@ class Allocator(Checked):
                 f"roundup_power2_divisions must be a power of two, such as 4 or 16, not {divisions}."
             )
 
-    expandable_segments: bool = key(
+    expandable_segments: bool = flag(
         False,
-        Flag(),
         "segments of PyTorch's allocator grow where they end, so that its blocks fit together",
         "PYTORCH_CUDA_ALLOC_CONF has it. The result is the same.",
         default_from=DefaultSource.PYTORCH,

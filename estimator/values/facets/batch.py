@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
-from estimator.values.kinds import Flag, WholeNumber
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, flag, key
+from estimator.values.kinds import WholeNumber
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,26 +49,23 @@ class Batch(Checked):
             steps=tuple(sorted({n << k for n in (128, 192) for k in range(11)} - {196_608})),
         ),
     )
-    padded: bool = key(
+    padded: bool = flag(
         False,
-        Flag(),
         "some rows end in padding, so an attention mask is built",
         default_from=DefaultSource.OURS,
         remark="as in TRL with packing",
         widget=Widget(Section.MORE, "Padded rows"),
     )
 
-    packing: bool = key(
+    packing: bool = flag(
         False,
-        Flag(),
         "TRL's: several examples to a row (bfd), and padding_free with it",
         "A micro-batch's rows are joined into one.",
         default_from=DefaultSource.TRL,
         widget=Widget(Section.MORE, "Packing"),
     )
-    padding_free: bool = key(
+    padding_free: bool = flag(
         False,
-        Flag(),
         "TRL's: the rows of a micro-batch are joined into one, without padding",
         "Kernels other than flash_attention_2 get a mask of all its tokens with all.",
         default_from=DefaultSource.TRL,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, flag, key
 from estimator.values.kinds import Choice, Flag, WholeNumber
 from estimator.values.specs import CUDA_GRAPHS, AttnImplementation, CompileMode
 
@@ -41,9 +41,8 @@ class Computation(Checked):
         if self.torch_compile_mode is not None or self.torch_compile_backend is not None:
             object.__setattr__(self, "torch_compile", True)
 
-    gradient_checkpointing: bool = key(
+    gradient_checkpointing: bool = flag(
         False,
-        Flag(),
         "save only each layer's input and recompute the layer in backward",
         remark="TRL's is on",
         aliases=("activation_checkpointing",),
@@ -59,9 +58,8 @@ class Computation(Checked):
         null="as gradient_checkpointing",
         widget=Widget(Section.IMAGES, "Checkpoint the image tower"),
     )
-    use_reentrant: bool = key(
+    use_reentrant: bool = flag(
         False,
-        Flag(),
         "use torch's older, reentrant checkpointing",
         "Each block's input and output are held during its recomputation.",
         default_from=DefaultSource.TRANSFORMERS,
@@ -75,25 +73,22 @@ class Computation(Checked):
         default_from=DefaultSource.TRANSFORMERS,
         widget=Widget(Section.MORE, "Checkpoint every n-th layer", ends=(1, 128)),
     )
-    offload_checkpoints: bool = key(
+    offload_checkpoints: bool = flag(
         False,
-        Flag(),
         "with gradient checkpointing: keep the layers' inputs in pinned memory of the host",
         "offload of gradient_checkpointing_kwargs; they are copied back in backward.",
         default_from=DefaultSource.TRANSFORMERS,
         widget=Widget(Section.MORE, "Checkpoints on the host"),
     )
-    selective_checkpointing: bool = key(
+    selective_checkpointing: bool = flag(
         False,
-        Flag(),
         "with gradient checkpointing: keep attention's output, and compute the rest again",
         "selective of SFTTrainer's gradient_checkpointing_kwargs.",
         default_from=DefaultSource.TRL,
         widget=Widget(Section.MORE, "Selective checkpoints"),
     )
-    activation_offloading: bool = key(
+    activation_offloading: bool = flag(
         False,
-        Flag(),
         "TRL's: saved tensors are copied to the host in forward, and back in backward",
         "Those of at least 1 KiB.",
         default_from=DefaultSource.TRL,
@@ -107,16 +102,14 @@ class Computation(Checked):
         default_from=DefaultSource.TRANSFORMERS,
         widget=Widget(Section.ALWAYS, "Attention"),
     )
-    use_liger_kernel: bool = key(
+    use_liger_kernel: bool = flag(
         False,
-        Flag(),
         "Liger's fused norm, MLP, rope and loss",
         widget=Widget(Section.MORE, "Liger kernels"),
     )
 
-    torch_compile: bool = key(
+    torch_compile: bool = flag(
         False,
-        Flag(),
         "compile the model with torch.compile: few fused kernels between matrix products",
         "That saves memory traffic and launches. The first steps compile, for minutes.",
         widget=Widget(Section.MORE, "torch.compile", decides=True),

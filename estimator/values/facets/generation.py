@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
-from estimator.values.kinds import Choice, Flag, Number, WholeNumber
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, flag, key
+from estimator.values.kinds import Choice, Number, WholeNumber
 
 COLOCATE, SERVER = "colocate", "server"
 
@@ -19,9 +19,8 @@ class Generation(Checked):
 
     __hash__ = Hashed.__hash__
 
-    use_vllm: bool = key(
+    use_vllm: bool = flag(
         False,
-        Flag(),
         "generate with vLLM, in grpo and rloo",
         "Without it, transformers' generate writes all completions of a generation at once.",
         default_from=DefaultSource.TRL,
@@ -44,9 +43,8 @@ class Generation(Checked):
         default_from=DefaultSource.TRL,
         widget=Widget(Section.GENERATION, "vLLM's share of the GPU", step=0.01, ends=(0.01, 1.0)),
     )
-    vllm_enable_sleep_mode: bool = key(
+    vllm_enable_sleep_mode: bool = flag(
         False,
-        Flag(),
         "vLLM frees its weights and its cache while others train",
         "They take turns instead of adding up.",
         default_from=DefaultSource.TRL,
@@ -94,32 +92,28 @@ class Generation(Checked):
         default_from=DefaultSource.TRL,
         widget=Widget(Section.GENERATION, "vLLM's tokens at once", step=1024),
     )
-    generation_offload_model: bool = key(
+    generation_offload_model: bool = flag(
         False,
-        Flag(),
         "the trainer's weights rest on the CPU while vLLM generates",
         default_from=DefaultSource.OURS,
         remark="verl's param_offload, ms-swift's offload_model",
         widget=Widget(Section.GENERATION, "Weights wait on the CPU"),
     )
-    generation_offload_optimizer: bool = key(
+    generation_offload_optimizer: bool = flag(
         False,
-        Flag(),
         "optimizer states rest on the CPU while vLLM generates",
         default_from=DefaultSource.OURS,
         remark="verl's optimizer_offload, ms-swift's offload_optimizer",
         widget=Widget(Section.GENERATION, "Optimizer states wait on the CPU"),
     )
-    use_transformers_continuous_batching: bool = key(
+    use_transformers_continuous_batching: bool = flag(
         False,
-        Flag(),
         "transformers generates with a paged cache in half of the free memory",
         default_from=DefaultSource.TRL,
         widget=Widget(Section.GENERATION, "Continuous batching"),
     )
-    ds3_gather_for_generation: bool = key(
+    ds3_gather_for_generation: bool = flag(
         True,
-        Flag(),
         "under zero3, gather the whole model while transformers generates",
         "When off, it gathers layer by layer for every token, which is slow and needs less memory. vLLM never "
         "generates with the trainer's weights.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, flag, key
 from estimator.values.kinds import Choice, Flag, Number, WholeNumber
 from estimator.values.parallelisms import strategy_asks_for
 from estimator.values.specs import Offload
@@ -106,9 +106,8 @@ class Mesh(Checked):
         remark="accelerate's launcher: 1",
         widget=Widget(Section.SEVERAL_GPUS, "FSDP version", shape="segments"),
     )
-    checkpoint_around_fsdp: bool = key(
+    checkpoint_around_fsdp: bool = flag(
         False,
-        Flag(),
         "checkpointing wraps FSDP 1's modules, as in transformers before 4.52",
         "Frozen layers' inputs then stay until the end of backward.",
         default_from=DefaultSource.TRANSFORMERS,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
-from estimator.values.kinds import Choice, Flag, Number, WholeNumber
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, flag, key
+from estimator.values.kinds import Choice, Number, WholeNumber
 from estimator.values.losses import NOT_GIVEN, Loss, LossFacts
 from estimator.values.objective import OBJECTIVES, Objective, having
 from estimator.values.objectives import sft
@@ -54,9 +54,8 @@ class Task(Checked):
         null="half of the context",
         widget=Widget(Section.OBJECTIVE, "Tokens of the prompt", step=64),
     )
-    precompute_ref_log_probs: bool = key(
+    precompute_ref_log_probs: bool = flag(
         False,
-        Flag(),
         "ask the reference model before training, and keep its answers",
         "It takes one pass over the data, after which no reference model stays on the GPU.",
         default_from=DefaultSource.TRL,
@@ -141,9 +140,8 @@ class Task(Checked):
         "label smoothing, which needs the whole logits whatever the loss",
         widget=Widget(Section.OBJECTIVE, "Label smoothing", step=0.05),
     )
-    hold_outputs: bool = key(
+    hold_outputs: bool = flag(
         False,
-        Flag(),
         "the training loop keeps the model's outputs during backward",
         "A custom loop does, and so keeps the logits.",
         widget=Widget(Section.MORE, "Loop keeps model outputs"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
-from estimator.values.kinds import Choice, Flag, Number
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, flag, key
+from estimator.values.kinds import Choice, Number
 from estimator.values.specs import Dtype, Optimizer
 
 _OPTIM = Choice(
@@ -61,9 +61,8 @@ class Optimisation(Checked):
         "Without it no norm is computed.",
         widget=Widget(Section.MORE, "Max gradient norm", step=0.1),
     )
-    optimizer_in_bwd: bool = key(
+    optimizer_in_bwd: bool = flag(
         False,
-        Flag(),
         "torchtune's: each weight is stepped when its gradient arrives, which is then freed",
         "It allows neither accumulation nor clipping.",
         default_from=DefaultSource.TORCHTUNE,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
-from estimator.values.kinds import Choice, Flag
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, flag, key
+from estimator.values.kinds import Choice
 from estimator.values.specs import Dtype, Fp8Backend, MixedPrecision
 
 
@@ -46,9 +46,8 @@ class Precision(Checked):
         widget=Widget(Section.ALWAYS, "FP8 backend", shape="segments"),
     )
 
-    fp8_pad_inner_dim: bool = key(
+    fp8_pad_inner_dim: bool = flag(
         True,
-        Flag(),
         "with fp8_backend ao: copy both factors of a product, padded to multiples of 16",
         "torchao copies them whether or not they need it.",
         default_from=DefaultSource.ACCELERATE,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
-from estimator.values.kinds import Choice, Flag, Number, Percentages, ShortText, WholeNumber
+from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, flag, key
+from estimator.values.kinds import Choice, Number, Percentages, ShortText, WholeNumber
 from estimator.values.specs import FULL_STATE_DICT, LOWEST_MFU, SHARDED_STATE_DICT
 
 _WHEN = ("no", "steps", "epoch")
@@ -54,9 +54,8 @@ class TrainingRun(Checked):
         "examples per evaluation batch",
         widget=Widget(Section.RUN, "Evaluation batch size"),
     )
-    compute_metrics: bool = key(
+    compute_metrics: bool = flag(
         False,
-        Flag(),
         "compute metrics of an evaluation's logits, which stay on the GPU",
         "Evaluation returns those of every batch and keeps them.",
         widget=Widget(Section.RUN, "Metrics of the logits"),
@@ -86,9 +85,8 @@ class TrainingRun(Checked):
         null="all",
         widget=Widget(Section.RUN, "Checkpoints kept"),
     )
-    save_only_model: bool = key(
+    save_only_model: bool = flag(
         False,
-        Flag(),
         "checkpoints without optimizer states",
         "Training cannot resume from them.",
         widget=Widget(Section.RUN, "Weights only"),
@@ -100,9 +98,8 @@ class TrainingRun(Checked):
         remark=f"accelerate's launcher: {SHARDED_STATE_DICT}",
         widget=Widget(Section.SEVERAL_GPUS, "FSDP checkpoint type"),
     )
-    zero3_save_16bit_model: bool = key(
+    zero3_save_16bit_model: bool = flag(
         False,
-        Flag(),
         "ZeRO-3 gathers the 16-bit weights when it saves",
         "They are saved in addition to DeepSpeed's shards.",
         default_from=DefaultSource.DEEPSPEED,
