@@ -10,7 +10,7 @@ import pytest
 from estimator import Component, Phase
 from estimator.answer.ranks import ranks
 from estimator.contract.setups import parse
-from estimator.parallel.fsdp1 import flat_parameters, flat_tensors, shard_elements
+from estimator.parallel.fsdp1 import flat_parameter, flat_parameters
 from estimator.search.scaling import shared_by
 from estimator.values.setup import TrainingSetup
 from estimator.values.strategies import Strategy
@@ -64,12 +64,13 @@ def test_a_rank_updates_its_shard_of_every_unit():
     # by hand: every size here is divisible by 8, so the first rank's shards are an eighth of the trained elements
     model, _, setup = parse({"model": LLAMA, **ON_8})
     assert isinstance(setup, TrainingSetup)
-    trained = sum(sum(unit.sizes) * unit.alike for unit in flat_parameters(model, setup.adapters))
-    pieces = flat_tensors(model, setup)
+    every = flat_parameters(model, setup)
+    trained = sum(sum(unit.sizes) * unit.alike for unit in every)
+    pieces = [piece for unit in every for piece in unit.pieces]
     assert 8 * sum(piece.alike * piece.shape[0] for piece in pieces) == trained
-    assert (
-        shard_elements([10, 10], 2, 4) == 7
-    )  # 10, 6 of padding to 16 bytes, 10, and 2 to divide by 4
+    four = setup.replace(num_gpus=4)
+    unit = flat_parameter([10, 10], four, is_adapter=False)
+    assert unit.shard == 7  # 10, 6 of padding to 16 bytes, 10, and 2 to divide by 4
 
 
 def test_another_strategy_or_one_gpu_resets_the_fsdp_version():

@@ -15,13 +15,14 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from estimator.families.adapters import adapter_shapes, is_adapted, is_quantized
+from estimator.families.adapters import is_adapted
 from estimator.families.model_tree import layer_groups, layer_modules, outer_modules
-from estimator.families.modules import Bare, Module, weight_shapes
-from estimator.families.packed import FLOAT32_BYTES, packed_bytes, scale_bytes
-from estimator.families.weights import adapter_width, unquantized_width
+from estimator.families.modules import Bare, Module
+from estimator.families.packed import FLOAT32_BYTES
+from estimator.families.weights import adapter_width, buffer_bytes, unquantized_width
 from estimator.parallel.computed import computed
-from estimator.parallel.tensors import packed_width
+from estimator.parallel.tensors import model_tensors, tensors_of
+from estimator.resident.model import Resident, counts, stepped
 from estimator.resident.optimizer import Trainable
 from estimator.tape.operators import call_back
 from estimator.tape.tape import (
@@ -34,92 +35,136 @@ from estimator.tape.tape import (
     Tape,
     Tensor,
 )
-from estimator.values.arithmetic import allocated, ceil_div, elements
+from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import MixedPrecision, Model
+from estimator.values.specs import MixedPrecision, Model, Offload
 
 ALIGNMENT_BYTES = 16
 """Alignment of each tensor of a unit: torch 2.13, _flat_param.py, ``_get_aligned_numel`` (``use_orig_params``)."""
 
 
-def shard_elements(sizes: Iterable[int], width: int, ranks: int) -> int:
-    """Elements of each rank's shard of a unit, from the elements of its tensors and their width when gathered.
-
-    Source: torch 2.13, distributed/fsdp/_flat_param.py, ``_init_flat_param_and_metadata``.
-
-    >>> shard_elements([6, 6], 2, 4)  # 6, 2 of padding, 6, and 2 to divide by 4
-    4
-    """
-    return ceil_div(_starts(sizes, width)[-1], ranks)
-
-
-def _starts(sizes: Iterable[int], width: int) -> list[int]:
-    """Where each tensor ends; there is padding between them."""
-    step = ALIGNMENT_BYTES // width
-    return list(accumulate(sizes, lambda end, size: ceil_div(end, step) * step + size))
-
-
-def stored_width(setup: TrainingSetup, *, is_adapter: bool) -> int:
-    """Bytes per element of a shard and its gradient: 4 if trained under mixed precision, else as loaded.
+def trained_width(setup: TrainingSetup, loaded: int) -> int:
+    """Bytes per element of a trained shard and its gradient: 4 under mixed precision, else as loaded.
 
     Source: accelerate 1.15, accelerator.py, ``prepare_model`` ("Upcasted low precision parameters").
     """
-    trained = is_adapter or not setup.adapters.uses_adapters
-    if trained and setup.precision.mixed_precision is not MixedPrecision.NO:
-        return FLOAT32_BYTES
-    return adapter_width(setup) if is_adapter else unquantized_width(setup)
-
-
-def gathered_width(setup: TrainingSetup, *, is_adapter: bool) -> int:
-    """Bytes per gathered element: 2 under mixed precision, else as stored.
-
-    Source: accelerate 1.15, utils/dataclasses.py, ``set_mixed_precision`` (``param_dtype``, ``reduce_dtype``).
-    """
-    played = computed(setup)
-    return adapter_width(played) if is_adapter else unquantized_width(played)
+    return loaded if setup.precision.mixed_precision is MixedPrecision.NO else FLOAT32_BYTES
 
 
 class FlatParameter(NamedTuple):
-    """One flat parameter: the elements of its tensors, and the number of identical units."""
+    """One flat parameter: the elements of its tensors, in bytes per element, and the number of identical units."""
 
     sizes: tuple[int, ...]
     is_adapter: bool
+    trained: bool
+    loaded: int
+    """Bytes per element as loaded."""
+    stored: int
+    """Of the shard and its gradient."""
+    gathered: int
+    """When gathered: 2 under mixed precision, else as stored."""
+    ranks: int
     alike: int = 1
 
+    @property
+    def ends(self) -> list[int]:
+        """Where each tensor ends, in elements; there is padding between them.
 
-def module_sizes(module: Module, adapters: Adapters) -> list[int]:
-    """Elements of a module's own tensors as FSDP1 flattens them: packed 4-bit weights in their storage dtype.
+        Source: torch 2.13, distributed/fsdp/_flat_param.py, ``_init_flat_param_and_metadata``.
+        """
+        step = ALIGNMENT_BYTES // self.gathered
+        return list(accumulate(self.sizes, lambda end, size: ceil_div(end, step) * step + size))
 
-    Source: bitsandbytes 0.50, functional.py, ``quantize_4bit(quant_storage=…)``.
+    @property
+    def shard(self) -> int:
+        """Elements of each rank's shard."""
+        return ceil_div(self.ends[-1], self.ranks)
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of one rank's shards of all that are alike."""
+        return self.alike * allocated(self.shard * self.stored)
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes of all that are alike, gathered."""
+        return self.alike * allocated(self.shard * self.ranks * self.gathered)
+
+    @property
+    def pieces(self) -> list[Trainable]:
+        """What the first rank's optimizer updates: the pieces of tensors in its shard.
+
+        Other ranks hold equally many elements, in pieces of other sizes.
+        Source: torch 2.13, _flat_param.py, ``_use_sharded_views``.
+        """
+        inside = [
+            min(end, self.shard) - (end - size)
+            for size, end in zip(self.sizes, self.ends, strict=True)
+        ]
+        return [Trainable((count,), self.stored, self.alike) for count in inside if count > 0]
+
+
+def flat_parameter(
+    sizes: Iterable[int],
+    setup: TrainingSetup,
+    *,
+    is_adapter: bool,
+    ranks: int | None = None,
+    alike: int = 1,
+) -> FlatParameter:
+    """The unit of tensors of so many elements; ``ranks``: where they are not the setup's, as in a recorded step.
+
+    Source: as above; accelerate 1.15, utils/dataclasses.py, ``set_mixed_precision`` (``param_dtype``,
+    ``reduce_dtype``).
+
+    >>> setup = TrainingSetup(strategy="fsdp", fsdp_version=1, num_gpus=4)
+    >>> flat_parameter([6, 6], setup, is_adapter=False).shard  # 6, 2 of padding, 6, and 2 to divide by 4
+    4
     """
-    sizes = [elements(shape) for shape in weight_shapes(module)]
-    if is_quantized(module, adapters):
-        sizes[0] = ceil_div(packed_bytes(sizes[0]), packed_width(adapters))
-    return sizes
+    loaded, gathered = (
+        adapter_width(given) if is_adapter else unquantized_width(given)
+        for given in (setup, computed(setup))
+    )
+    trained = is_adapter or not setup.adapters.uses_adapters
+    stored = trained_width(setup, loaded) if trained else loaded
+    ranks = setup.mesh.shard_ranks if ranks is None else ranks
+    return FlatParameter(tuple(sizes), is_adapter, trained, loaded, stored, gathered, ranks, alike)
 
 
-def flat_parameters(model: Model, adapters: Adapters) -> list[FlatParameter]:
-    """Every unit of a model: the root, the layers, and each adapter matrix.
+def flat_sizes(modules: Iterable[Module], adapters: Adapters) -> list[int]:
+    """Elements of modules' own tensors, of packed weights in their storage dtype (derived)."""
+    tensors = tensors_of(((module, 1) for module in modules), adapters)
+    return [tensor.numel for tensor in tensors if not tensor.is_added]
+
+
+def units(modules: Sequence[Module], setup: TrainingSetup, alike: int = 1) -> list[FlatParameter]:
+    """The unit of some modules, and one of each adapter matrix on them.
 
     Source: as above.
     """
-    together = [(list(outer_modules(model)), 1)]
-    together += [
-        (list(layer_modules(model, lowest)), count) for lowest, count in layer_groups(model)
+    adapters = tensors_of(((module, 1) for module in modules), setup.adapters)
+    own = flat_sizes(modules, setup.adapters)
+    return [
+        flat_parameter(own, setup, is_adapter=False, alike=alike),
+        *(
+            flat_parameter([tensor.numel], setup, is_adapter=True, alike=alike)
+            for tensor in adapters
+            if tensor.is_adapter
+        ),
     ]
-    found = []
-    for modules, alike in together:
-        sizes = [size for module in modules for size in module_sizes(module, adapters)]
-        found.append(FlatParameter(tuple(sizes), is_adapter=False, alike=alike))
-        if adapters.uses_adapters:
-            found += [
-                FlatParameter((elements(shape),), is_adapter=True, alike=alike)
-                for module in modules
-                for shape in adapter_shapes(module, adapters)
-            ]
+
+
+def flat_parameters(model: Model, setup: TrainingSetup) -> list[FlatParameter]:
+    """Every unit of a model: the root first, the layers, and each adapter matrix.
+
+    Source: as above.
+    """
+    found = units(outer_modules(model), setup)
+    for lowest, count in layer_groups(model):
+        found += units(layer_modules(model, lowest), setup, count)
     return found
 
 
@@ -144,130 +189,52 @@ def check_units(model: Model, adapters: Adapters, mesh: Mesh) -> None:
                 raise UNGATHERED_ADAPTERS(name=module.name)
 
 
-def _shard(unit: FlatParameter, setup: TrainingSetup) -> int:
-    return flat_shard(unit.sizes, setup, is_adapter=unit.is_adapter)
-
-
-def flat_shard(sizes: Iterable[int], setup: TrainingSetup, *, is_adapter: bool) -> int:
-    """Elements of each rank's shard of a unit with tensors of so many elements.
-
-    Source: as ``shard_elements``.
-    """
-    width = gathered_width(setup, is_adapter=is_adapter)
-    return shard_elements(sizes, width, setup.mesh.shard_ranks)
-
-
-def flat_ends(sizes: Iterable[int], setup: TrainingSetup, *, is_adapter: bool) -> list[int]:
-    """Where each tensor of a unit ends, in elements.
-
-    Source: as ``shard_elements``.
-    """
-    return _starts(sizes, gathered_width(setup, is_adapter=is_adapter))
-
-
-def flat_bytes(model: Model, setup: TrainingSetup, *, adapters: bool) -> int:
-    """Bytes of one rank's shards of adapters, or of all other weights. Scales of packed weights are not sharded.
+def fsdp1_shards(model: Model, structure: TrainingSetup) -> Resident:
+    """What the first rank keeps under FSDP1: its shard of every unit, and unsharded gradients until synchronisation.
 
         Σ units  ⌈elements / ranks⌉ · p     p: 4 if trained under mixed precision, else as loaded
 
-    Source: torch 2.13, distributed/fsdp/_flat_param.py, ``shard``.
+    Scales of packed weights are not sharded. Gradients stay until the next forward begins, since ``zero_grad`` only
+    clears the views of ``use_orig_params``; before the last micro-step they lie whole, in the gathered dtype.
+
+    Source: torch 2.13, distributed/fsdp/_flat_param.py, ``shard``; _runtime_utils.py, ``_reduce_grad``,
+    ``_post_backward_hook`` (``_sync_gradients``) and ``_root_pre_forward`` (``_reset_flat_param_grad_info_if_needed``);
+    transformers 5.23, trainer.py (``no_sync`` except in the last micro-step).
     """
-    shards = sum(
-        unit.alike * allocated(_shard(unit, setup) * stored_width(setup, is_adapter=adapters))
-        for unit in flat_parameters(model, setup.adapters)
-        if unit.is_adapter == adapters
-    )
-    return shards + (0 if adapters else _scales(model, setup.adapters))
-
-
-def _scales(model: Model, adapters: Adapters) -> int:
-    return sum(
-        count
-        * scale_bytes(
-            elements(weight_shapes(module)[0]), double_quant=adapters.bnb_4bit_use_double_quant
-        )
-        for lowest, count in layer_groups(model)
-        for module in layer_modules(model, lowest)
-        if is_quantized(module, adapters)
-    )
-
-
-def _trained(model: Model, adapters: Adapters) -> list[FlatParameter]:
-    return [
-        unit
-        for unit in flat_parameters(model, adapters)
-        if unit.is_adapter == adapters.uses_adapters
-    ]
-
-
-def flat_gradient_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of one rank's gradients after reduction: one tensor per unit, in the stored dtype.
-
-    They stay until the next forward begins, since ``zero_grad`` only clears the views of ``use_orig_params``.
-    Source: torch 2.13, _runtime_utils.py, ``_reduce_grad`` and ``_root_pre_forward``
-    (``_reset_flat_param_grad_info_if_needed``).
-    """
-    width = stored_width(setup, is_adapter=setup.adapters.uses_adapters)
-    return sum(
-        unit.alike * allocated(_shard(unit, setup) * width)
-        for unit in _trained(model, setup.adapters)
+    every = flat_parameters(model, structure)
+    trained = [unit for unit in every if unit.trained]
+    gradients = waiting = sum(unit.shard_bytes for unit in trained)
+    if not structure.reduces_every_micro_step:
+        waiting = sum(unit.gathered_bytes for unit in trained)
+    return Resident(
+        weights=_weight_bytes(every, model, structure.adapters),
+        adapters=sum(unit.shard_bytes for unit in every if unit.is_adapter),
+        gradients=gradients,
+        accumulated=waiting,
+        **stepped([piece for unit in trained for piece in unit.pieces], structure.optimisation),
+        **counts(model, structure.adapters),
     )
 
 
-def flat_accumulated_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of the unsharded gradients that a rank accumulates before it synchronises, in the gathered dtype.
+def _weight_bytes(every: Iterable[FlatParameter], model: Model, adapters: Adapters) -> int:
+    """Bytes of one rank's shards of all but adapters, of the scales of packed weights, and of buffers."""
+    scales = sum(tensor.alike * tensor.scales for tensor in model_tensors(model, adapters))
+    shards = sum(unit.shard_bytes for unit in every if not unit.is_adapter)
+    return shards + scales + buffer_bytes(model)
 
-    Source: torch 2.13, _runtime_utils.py, ``_post_backward_hook`` (``_sync_gradients``); transformers 5.23, trainer.py
-    (``no_sync`` except in the last micro-step).
+
+def frozen_flat_bytes(model: Model, setup: TrainingSetup) -> int:
+    """Bytes of a second model that stay on a GPU between the steps.
+
+    FSDP 1 never lets the root of a model go that does not go backward; ``fsdp_grad_op`` lets nothing go once gathered.
+
+    Source: torch 2.13, distributed/fsdp/_runtime_utils.py, ``_post_forward_reshard``.
     """
-    width = gathered_width(setup, is_adapter=setup.adapters.uses_adapters)
-    return sum(
-        unit.alike * allocated(_shard(unit, setup) * setup.mesh.shard_ranks * width)
-        for unit in _trained(model, setup.adapters)
-    )
-
-
-def flat_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
-    """What the first rank's optimizer updates: the pieces of tensors in its shards.
-
-    Other ranks hold equally many elements, in pieces of other sizes.
-    Source: torch 2.13, _flat_param.py, ``_use_sharded_views``.
-    """
-    stored = stored_width(setup, is_adapter=setup.adapters.uses_adapters)
-    gathered = gathered_width(setup, is_adapter=setup.adapters.uses_adapters)
-    tensors = []
-    for unit in _trained(model, setup.adapters):
-        shard, ends = _shard(unit, setup), _starts(unit.sizes, gathered)
-        for size, end in zip(unit.sizes, ends, strict=True):
-            inside = min(end, shard) - (end - size)
-            if inside > 0:
-                tensors.append(Trainable((inside,), stored, unit.alike))
-    return tensors
-
-
-class GatheredUnits(NamedTuple):
-    """Bytes of gathered units."""
-
-    root: int
-    layer: int
-    """The largest layer."""
-    adapter: int
-    """The largest adapter matrix."""
-
-
-def _gathered(model: Model, setup: TrainingSetup, *, beside: bool) -> GatheredUnits:
-    """The largest units in their stored dtype; ``beside``: plus a rank's shard of those that are trained."""
-    sizes: dict[tuple[bool, bool], int] = {}
-    for place, unit in enumerate(flat_parameters(model, setup.adapters)):
-        shard = _shard(unit, setup)
-        width = stored_width(setup, is_adapter=unit.is_adapter)
-        parts = setup.mesh.shard_ranks
-        if beside and unit.is_adapter == setup.adapters.uses_adapters:
-            state = setup.optimisation.optim_state_dtype
-            width, parts = max(width, state.bytes if state is not None else 0), parts + 1
-        key = unit.is_adapter, place == 0
-        sizes[key] = max(sizes.get(key, 0), shard * parts * width)
-    return GatheredUnits(sizes[False, True], sizes[False, False], sizes.get((True, False), 0))
+    every = flat_parameters(model, setup)
+    rests = setup.mesh.offload_param is not Offload.NONE
+    flat = buffer_bytes(model) if rests else _weight_bytes(every, model, setup.adapters)
+    gathered = every if setup.mesh.strategy.keeps_gathered else every[:1]
+    return flat + sum(unit.gathered_bytes for unit in gathered)
 
 
 def largest_unit_bytes(model: Model, setup: TrainingSetup) -> int:
@@ -279,7 +246,14 @@ def largest_unit_bytes(model: Model, setup: TrainingSetup) -> int:
     Source: torch 2.13, distributed/fsdp/_unshard_param_utils.py, ``_unshard_fsdp_state_params`` (``to_cpu``),
     _flat_param.py, ``_force_full_precision``, and _optim_utils.py, ``_allgather_orig_param_states``.
     """
-    return max(_gathered(model, setup, beside=True))
+    state = setup.optimisation.optim_state_dtype
+    wide = state.bytes if state is not None else 0
+    return max(
+        unit.shard * (unit.ranks + 1) * max(unit.stored, wide)
+        if unit.trained
+        else unit.shard * unit.ranks * unit.stored
+        for unit in flat_parameters(model, setup)
+    )
 
 
 def nested_units_bytes(model: Model, setup: TrainingSetup) -> int:
@@ -289,7 +263,12 @@ def nested_units_bytes(model: Model, setup: TrainingSetup) -> int:
     Source: torch 2.13, distributed/fsdp/_state_dict_utils.py, ``_sharded_pre_state_dict_hook`` (no ``offload_to_cpu``)
     and ``_sharded_post_state_dict_hook``.
     """
-    return sum(_gathered(model, setup, beside=False))
+    root, *rest = flat_parameters(model, setup)
+    largest = {False: 0, True: 0}
+    for unit in rest:
+        whole = unit.shard * unit.ranks * unit.stored
+        largest[unit.is_adapter] = max(largest[unit.is_adapter], whole)
+    return root.shard * root.ranks * root.stored + sum(largest.values())
 
 
 class FlatTraffic:
@@ -334,19 +313,17 @@ class FlatUnit:
     def __init__(
         self,
         traffic: FlatTraffic,
-        shard: int,
-        widths: tuple[int, int],
+        flat: FlatParameter,
         leaves: Sequence[Leaf],
         *,
         stays: bool,
         accumulates: bool,
         reduces: bool = False,
-        is_leaf: bool = False,
     ) -> None:
         self.traffic = traffic
-        self.shard = shard
+        self.shard = shard = flat.shard
         """Elements of each rank's shard."""
-        self.stored, self.gathered = widths
+        self.stored, self.gathered = flat.stored, flat.gathered
         """Bytes per element of the shard, and when gathered."""
         self.leaves = leaves
         """Where the gradients of the first pass arrive; none if frozen."""
@@ -371,9 +348,9 @@ class FlatUnit:
         elif leaves and accumulates:
             size = allocated(shard * traffic.ranks * self.gathered)
             self.accumulated = Storage.existing(traffic.tape, size, GRADIENTS)
-        self.is_leaf = is_leaf
+        self.is_leaf = flat.is_adapter
         """Whether it is a single tensor, reduced as soon as its gradient arrives."""
-        if is_leaf:
+        if self.is_leaf:
             leaves[0].arrived = lambda _: self.reduce()
 
     def call_again(self, leaves: Sequence[Leaf]) -> None:

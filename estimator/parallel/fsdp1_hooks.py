@@ -11,27 +11,19 @@ from collections.abc import Iterable, Sequence
 
 from estimator.families.block import Block, Owned
 from estimator.families.model_tree import outer_modules
-from estimator.families.weights import buffer_bytes
+from estimator.families.weights import adapter_width
 from estimator.parallel.fsdp1 import (
     FlatTraffic,
     FlatUnit,
-    flat_accumulated_bytes,
-    flat_bytes,
-    flat_gradient_bytes,
-    flat_parameters,
-    flat_tensors,
-    gathered_width,
-    module_sizes,
-    shard_elements,
-    stored_width,
+    flat_parameter,
+    flat_sizes,
+    trained_width,
 )
 from estimator.parallel.hooks import Hooks
-from estimator.resident.model import Resident, counts, stepped
 from estimator.tape.tape import GRADIENTS, Leaf, Place, Tape, Tensor, leaf_node
-from estimator.values.arithmetic import allocated
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Model, Offload, Phase
+from estimator.values.specs import Model, Phase
 
 SECOND_REENTRANT_PASS = Refusal(
     "use_reentrant under FSDP 1 stops in a step with two forward passes to go back through: the hooks are those of the "
@@ -63,18 +55,14 @@ class Fsdp1Hooks(Hooks):
         """Units of adapters by the parameter's key, and of layers by their index; the same in every pass."""
         self.calls: set[str] = set()
         """Units that were called with gradients."""
-        sizes = [
-            size for module in outer_modules(model) for size in module_sizes(module, setup.adapters)
-        ]
+        sizes = flat_sizes(outer_modules(model), setup.adapters)
         self.root = self._unit("root", outer, sizes, stays=True)
         self._adapters(outer)
 
     def layer(self, index: int, block: Block) -> FlatUnit | None:
         """The unit of one layer."""
         is_lowest = not any(key.startswith("layer ") for key in self.units)
-        sizes = [
-            size for module in block.modules for size in module_sizes(module, self.setup.adapters)
-        ]
+        sizes = flat_sizes(block.modules, self.setup.adapters)
         stays = self.setup.mesh.strategy.keeps_gathered
         unit = self._unit(f"layer {index}", block, sizes, stays=stays)
         unit.is_lowest = unit.is_lowest or is_lowest
@@ -92,7 +80,7 @@ class Fsdp1Hooks(Hooks):
                 key, sizes = owned.parameter.key, [owned.parameter.elements]
                 unit = self._called(key, [owned], sizes, stays=stays, is_adapter=True)
                 block.units[key] = unit
-        block.adapters_seen = stored_width(self.setup, is_adapter=True)
+        block.adapters_seen = trained_width(self.setup, adapter_width(self.setup))
 
     def _called(
         self,
@@ -128,19 +116,13 @@ class Fsdp1Hooks(Hooks):
         self, owned: Iterable[Owned], sizes: Iterable[int], *, stays: bool, is_adapter: bool
     ) -> FlatUnit:
         setup = self.setup
-        widths = (
-            stored_width(setup, is_adapter=is_adapter),
-            gathered_width(setup, is_adapter=is_adapter),
-        )
         return FlatUnit(
             self.traffic,
-            shard_elements(sizes, widths[1], self.traffic.ranks),
-            widths,
+            flat_parameter(sizes, setup, is_adapter=is_adapter, ranks=self.traffic.ranks),
             [leaf for member in owned if (leaf := _leaf(member)) is not None],
             stays=stays,
             accumulates=setup.batch.gradient_accumulation_steps > 1,
             reduces=setup.reduces_every_micro_step,
-            is_leaf=is_adapter,
         )
 
     def enter_model(self, ids: Tensor) -> None:
@@ -162,22 +144,6 @@ class Fsdp1Hooks(Hooks):
         self.tape.go_to(Phase.BACKWARD, "end of backward", Place())
 
 
-def fsdp1_shards(model: Model, structure: TrainingSetup) -> Resident:
-    """What the first rank keeps under FSDP1: its shard of every unit, and unsharded gradients until synchronisation."""
-    return Resident(
-        weights=flat_bytes(model, structure, adapters=False) + buffer_bytes(model),
-        adapters=flat_bytes(model, structure, adapters=True),
-        gradients=flat_gradient_bytes(model, structure),
-        accumulated=(
-            flat_gradient_bytes(model, structure)
-            if structure.reduces_every_micro_step
-            else flat_accumulated_bytes(model, structure)
-        ),
-        **stepped(flat_tensors(model, structure), structure.optimisation),
-        **counts(model, structure.adapters),
-    )
-
-
 def _leaf(owned: Owned) -> Leaf | None:
     node = owned.parameter.node
     return None if node is None else node.leaf
@@ -197,21 +163,3 @@ class FrozenFsdp1Hooks(Fsdp1Hooks):
         if self.setup.mesh.strategy.keeps_gathered:
             return None
         return super().layer(index, block)
-
-
-def frozen_flat_bytes(model: Model, setup: TrainingSetup) -> int:
-    """Bytes of a second model that stay on a GPU between the steps.
-
-    FSDP 1 never lets the root of a model go that does not go backward; ``fsdp_grad_op`` lets nothing go once gathered.
-
-    Source: torch 2.13, distributed/fsdp/_runtime_utils.py, ``_post_forward_reshard``.
-    """
-    ranks, width = setup.mesh.shard_ranks, gathered_width(setup, is_adapter=False)
-    whole = [
-        unit.alike * allocated(shard_elements(unit.sizes, width, ranks) * ranks * width)
-        for unit in flat_parameters(model, setup.adapters)
-    ]
-    gathered = sum(whole) if setup.mesh.strategy.keeps_gathered else whole[0]
-    rests = setup.mesh.offload_param is not Offload.NONE
-    flat = 0 if rests else flat_bytes(model, setup, adapters=False)
-    return flat + buffer_bytes(model) + gathered

@@ -13,12 +13,8 @@ from estimator.parallel.computed import computed
 from estimator.parallel.ddp import DdpHooks, replica
 from estimator.parallel.device_map_hooks import DeviceMapHooks
 from estimator.parallel.frozen import as_frozen
-from estimator.parallel.fsdp1_hooks import (
-    FrozenFsdp1Hooks,
-    Fsdp1Hooks,
-    frozen_flat_bytes,
-    fsdp1_shards,
-)
+from estimator.parallel.fsdp1 import frozen_flat_bytes, fsdp1_shards
+from estimator.parallel.fsdp1_hooks import FrozenFsdp1Hooks, Fsdp1Hooks
 from estimator.parallel.fsdp2_hooks import (
     Fsdp2Hooks,
     Fsdp2OfPartsHooks,

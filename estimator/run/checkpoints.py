@@ -13,8 +13,9 @@ from estimator.families.loaded import made_modules
 from estimator.families.model_tree import outer_modules
 from estimator.families.modules import weight_shapes
 from estimator.families.packed import FLOAT32_BYTES, packed_bytes
+from estimator.families.weights import adapter_width, unquantized_width
 from estimator.parallel.computed import computed_width
-from estimator.parallel.fsdp1 import largest_unit_bytes, nested_units_bytes, stored_width
+from estimator.parallel.fsdp1 import largest_unit_bytes, nested_units_bytes, trained_width
 from estimator.parallel.placements import Replicate, unsharded
 from estimator.parallel.sharding import SHARDED, sharded_groups, sharded_width
 from estimator.parallel.strategies import at_rest, resident_memory
@@ -136,8 +137,9 @@ def _fsdp(model: Model, setup: TrainingSetup) -> Saving:
     """
     whole = _alone(model, setup)
     if setup.mesh.uses_fsdp1:
-        width = stored_width(setup, is_adapter=setup.adapters.uses_adapters)
-        trained = whole.trainable_parameters * width
+        adapts = setup.adapters.uses_adapters
+        loaded = adapter_width(setup) if adapts else unquantized_width(setup)
+        trained = whole.trainable_parameters * trained_width(setup, loaded)
     else:
         trained = _trained_bytes(model, setup)
     states = whole.states.resident_bytes

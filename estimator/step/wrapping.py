@@ -6,19 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from estimator.families.adapters import adapter_shapes
 from estimator.families.model_tree import tied_head
 from estimator.families.modules import Module
 from estimator.families.packed import FLOAT32_BYTES
 from estimator.families.vision_family import sees
-from estimator.families.weights import adapter_width, buffer_bytes, unquantized_width
-from estimator.parallel.fsdp1 import (
-    flat_ends,
-    flat_shard,
-    gathered_width,
-    module_sizes,
-    stored_width,
-)
+from estimator.families.weights import buffer_bytes
+from estimator.parallel.fsdp1 import FlatParameter, units
 from estimator.parallel.placements import gradient_bytes
 from estimator.parallel.sharding import (
     EMBEDDING,
@@ -93,15 +86,7 @@ def wrapped(
     yield Request(GIVE_ALL, whole)
 
 
-class _Unit(NamedTuple):
-    """What FSDP 1 flattens together."""
-
-    sizes: tuple[int, ...]
-    """Elements of its tensors, in the order of the model's classes."""
-    is_adapter: bool
-
-
-def _units(model: Model, adapters: Adapters) -> Iterator[list[_Unit]]:
+def _units(model: Model, setup: TrainingSetup) -> Iterator[list[FlatParameter]]:
     """A layer or the root, and the adapters in it; the layers in order, the root last."""
     tied = tied_head(model)
     untied = [located for located in modules_in_order(model) if located.module not in tied]
@@ -109,16 +94,7 @@ def _units(model: Model, adapters: Adapters) -> Iterator[list[_Unit]]:
     inside = (located for located in untied if located.at is not None)
     layers = groupby(inside, key=lambda located: located.at)
     for group in (*(list(of_layer) for _, of_layer in layers), outside):
-        modules = [located.module for located in group]
-        sizes = [size for module in modules for size in module_sizes(module, adapters)]
-        yield [
-            _Unit(tuple(sizes), is_adapter=False),
-            *(
-                _Unit((elements(shape),), is_adapter=True)
-                for module in (modules if adapters.uses_adapters else ())
-                for shape in adapter_shapes(module, adapters)
-            ),
-        ]
+        yield units([located.module for located in group], setup)
 
 
 class Shards(NamedTuple):
@@ -145,38 +121,33 @@ def flattened(
     ``flatten_tensors``, ``shard``, ``init_flat_param_attributes``; csrc/distributed/c10d/comm.cpp,
     ``broadcast_coalesced``; accelerate 1.15, accelerator.py, ``prepare_model``.
     """
-    groups = [*_units(model, setup.adapters)]
+    groups = [*_units(model, setup)]
     root, beside = groups[-1][0], buffer_bytes(model)
     whole = new_keys(2)
     flat = whole + 1
     for group in groups:
         for unit in reversed(group):
-            loaded = adapter_width(setup) if unit.is_adapter else unquantized_width(setup)
+            loaded, shard = unit.loaded, unit.shard
             for size in unit.sizes:
                 yield Request(TAKE, whole, allocated(size * loaded))
             buffers = [beside] if unit is root and loaded == FLOAT32_BYTES else []
             yield from _broadcast([*buffers, *(size * loaded for size in unit.sizes)], flat)
-            shard = flat_shard(unit.sizes, setup, is_adapter=unit.is_adapter)
-            yield Request(TAKE, flat, allocated(shard * setup.mesh.shard_ranks * loaded))
+            yield Request(TAKE, flat, allocated(shard * unit.ranks * loaded))
             key = shards.held
-            if loaded != stored_width(setup, is_adapter=unit.is_adapter):
+            if loaded != unit.stored:
                 key = shards.old_root if group is groups[-1] else shards.old
             yield Request(TAKE, key, allocated(shard * loaded))
             yield Request(GIVE_ALL, flat)
             yield Request(GIVE_ALL, whole)
     in_order = [unit for group in (groups[-1], *groups[:-1]) for unit in group]
     for unit in in_order:
-        shard = flat_shard(unit.sizes, setup, is_adapter=unit.is_adapter)
-        stored = stored_width(setup, is_adapter=unit.is_adapter)
-        if stored != (adapter_width(setup) if unit.is_adapter else unquantized_width(setup)):
-            yield Request(TAKE, shards.held, allocated(shard * stored))
+        if unit.stored != unit.loaded:
+            yield Request(TAKE, shards.held, unit.shard_bytes)
     for unit in in_order:
-        shard = flat_shard(unit.sizes, setup, is_adapter=unit.is_adapter)
-        stored = stored_width(setup, is_adapter=unit.is_adapter)
-        gathered = gathered_width(setup, is_adapter=unit.is_adapter)
-        buffers = [shard * setup.mesh.shard_ranks * gathered]
-        if gathered != stored:
-            buffers = [shard * gathered, *buffers, shard * setup.mesh.shard_ranks * stored]
+        shard, whole_shards = unit.shard, unit.shard * unit.ranks
+        buffers = [whole_shards * unit.gathered]
+        if unit.gathered != unit.stored:
+            buffers = [shard * unit.gathered, *buffers, whole_shards * unit.stored]
         for size in buffers:
             yield Request(TAKE, flat, allocated(size))
             yield Request(GIVE, flat)
@@ -203,20 +174,11 @@ def _broadcast(sizes: Iterable[int], key: int) -> Iterator[Request]:
 def stepped_pieces(model: Model, setup: TrainingSetup) -> list[Trainable]:
     """The pieces of tensors that FSDP 1's optimizer steps on the first rank; elements and bytes per element.
 
-    Source: as ``flat_tensors``, layer by layer.
+    Source: as ``FlatParameter.pieces``, layer by layer.
     """
-    found = []
-    groups = [*_units(model, setup.adapters)]
-    for unit in (unit for group in (groups[-1], *groups[:-1]) for unit in group):
-        if unit.is_adapter != setup.adapters.uses_adapters:
-            continue
-        shard = flat_shard(unit.sizes, setup, is_adapter=unit.is_adapter)
-        width = stored_width(setup, is_adapter=unit.is_adapter)
-        ends = flat_ends(unit.sizes, setup, is_adapter=unit.is_adapter)
-        for size, end in zip(unit.sizes, ends, strict=True):
-            if (inside := min(end, shard) - (end - size)) > 0:
-                found.append(Trainable((inside,), width, 1))
-    return found
+    groups = [*_units(model, setup)]
+    in_order = (unit for group in (groups[-1], *groups[:-1]) for unit in group)
+    return [piece for unit in in_order if unit.trained for piece in unit.pieces]
 
 
 def _outside(model: Model, adapters: Adapters) -> list[Sequence[Module]]:
