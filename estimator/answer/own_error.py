@@ -14,6 +14,7 @@ from estimator.answer.estimate import estimate
 from estimator.answer.overflow import beside_bytes, stopped_by, where
 from estimator.step.asked_for import of_this_size, segment_bytes
 from estimator.step.reserved import is_replayed
+from estimator.values.arithmetic import ceil_div
 from estimator.values.range import Range
 from estimator.values.results import Estimate
 from estimator.values.specs import Gpu, Phase, Verdict
@@ -137,9 +138,10 @@ def _compared(error: OwnError, of: Estimate) -> Iterator[str]:
 
 HELD = 0.6, 1.05
 """What was held with the request, as parts of what a setup holds at its highest in that layer or stage: ours."""
+LENGTHS = tuple(512 * 2**power for power in range(9))
 TRIED: Sequence[Mapping[str, Any]] = (
     *({"per_device_train_batch_size": 2**power} for power in range(7)),
-    *({"max_length": 512 * 2**power} for power in range(9)),
+    *({"max_length": length} for length in LENGTHS),
     *({"loss": loss} for loss in ("standard", "chunked_trl")),
     {"attn_implementation": "eager"},
     *({"gradient_checkpointing": on} for on in (False, True)),
@@ -158,7 +160,7 @@ def explained_by(error: OwnError, of: Estimate) -> list[Mapping[str, Any]]:
     if not error.is_of(of.gpu) or stops_at(error, of):
         return []
     found = []
-    for change in TRIED:
+    for change in (*TRIED, *_lengths(error, of)):
         try:
             other = estimate(of.model, of.gpu, of.setup.replace(**change))
         except ValueError:
@@ -166,6 +168,16 @@ def explained_by(error: OwnError, of: Estimate) -> list[Mapping[str, Any]]:
         if other.setup != of.setup and stops_at(error, other):
             found.append(change)
     return found
+
+
+def _lengths(error: OwnError, of: Estimate) -> Iterator[Mapping[str, Any]]:
+    """The lengths of rows at which the logits, in 16 or in 32 bits, would be as large as the request."""
+    rows = of.setup.batch.per_device_train_batch_size
+    for width in (2, 4):
+        each = width * of.model.vocab_size * rows
+        least, most = error.requested.low // each, ceil_div(error.requested.high, each)
+        if most and not any(least <= length <= most for length in LENGTHS):  # which are tried
+            yield {"max_length": (least + most) // 2}
 
 
 def stops_at(error: OwnError, of: Estimate) -> bool:
