@@ -219,7 +219,6 @@ def test_its_widget_shows_the_default_and_sets_value_and_address(key):
     value = said(key).setup.value(key.name)
     shown = str(value) if isinstance(value, str) else value
     drawn.set_value(list(value) if isinstance(value, tuple) else shown).run()
-    page.run()
     assert not page.exception
     assert page.session_state["setup"].value(key.name) == value
     if key.section is not Section.ALWAYS:  # AppTest binds no widget to its address

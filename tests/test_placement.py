@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from estimator import catalog
+from estimator.__main__ import main
 from estimator.contract.placement_request import place
 from estimator.contract.setups import read_model
 from estimator.families.model_tree import (
@@ -230,26 +229,14 @@ def test_an_invalid_request_is_refused_in_one_sentence(row):
     assert "\n" not in str(problem.value)
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "estimator", "placement", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        timeout=60,
-    )
-
-
-def test_command_prints_the_map_as_json():
+def test_command_prints_the_map_as_json(capsys):
     case = GOLDEN[0]
-    done = run(json.dumps(case["request"]))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout) == case["map"]
+    assert main(["placement", json.dumps(case["request"])]) == 0
+    assert json.loads(capsys.readouterr().out) == case["map"]
 
 
 @pytest.mark.parametrize("arguments", [(), ("{}",), ("[1]",), ("{",), ("{}", "{}")])
-def test_command_refuses_in_one_sentence(arguments):
-    done = run(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
+def test_command_refuses_in_one_sentence(capsys, arguments):
+    assert main(["placement", *arguments]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
