@@ -39,7 +39,15 @@ ANSWERED_WITH = {"_Refused", "_slow", "_refused"}
 OF_OURS = {"NotImplementedError", "TypeError", "AttributeError", "StopReplayError", "NotBuiltError"}
 """Programming errors, the end of a replay, and what a rehearsal's machine lacks, which refuses no setup."""
 INPUT = {"InputError", "TooFewError", "DoesNotFitError"}
-BUILT = {"NotModelledError", "about", "beyond", "not_modelled", "problem", "refused"}
+BUILT = {
+    "NotModelledError",
+    "about",
+    "beyond",
+    "not_modelled",
+    "problem",
+    "read.refused",
+    "refused",
+}
 """Names raised where the record is declared elsewhere; each is a ``RefusedError``."""
 
 A_REASON = re.compile(
