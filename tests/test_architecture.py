@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import estimator
+from estimator.values.objective import OBJECTIVES
 from estimator.values.setup import FACETS
 from tests.rows import for_each
 
@@ -206,6 +207,20 @@ def _compared(tree: ast.AST) -> Iterator[str]:
                 match part:
                     case ast.Attribute(ast.Name(word), member) if member.isupper():
                         yield word
+
+
+def test_a_fact_is_asked_for_and_no_objective_compared_by_its_word():
+    """A tool's table alone says what it calls each."""
+    found = {
+        f"{path.relative_to(ROOT)}:{node.lineno} compares {part.value}"
+        for path in (*(ROOT / "estimator").rglob("*.py"), *FACE)
+        if path.parent.name != "known"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Compare)
+        for part in ast.walk(node)
+        if isinstance(part, ast.Constant) and part.value in OBJECTIVES
+    }
+    assert not found, "ask for a fact of estimator/values/objective.py"
 
 
 def test_a_fact_is_asked_for_and_no_record_compared_by_its_name():

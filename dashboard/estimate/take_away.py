@@ -65,7 +65,7 @@ def files(answer: Estimate, tool: str) -> TakeAway:
 def rehearsal(answer: Estimate, away: TakeAway) -> str:
     """The command that rehearses a script of ours on this card; empty where that has not been tried."""
     gpu, setup = answer.gpu, answer.setup
-    is_ours = away.command.endswith("train.py") and setup.task.objective == "sft"
+    is_ours = away.command.endswith("train.py") and setup.task.objective.is_causal_lm
     if gpu is None or gpu.vendor != "NVIDIA" or gpu.name not in catalog.gpus() or not is_ours:
         return ""
     card = f"{setup.mesh.num_gpus}x {gpu.name}" if setup.mesh.num_gpus > 1 else gpu.name

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from estimator.sources import catalog
 from estimator.sources.repository import CLASSIFIERS, from_config
-from estimator.values.keys import KEYS
+from estimator.values.keys import DEFAULT, KEYS
 from estimator.values.later_keys import LATER
 from estimator.values.objective import OBJECTIVES
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
@@ -226,7 +226,8 @@ def _task(trainer: Any) -> dict[str, object]:
     of_trl = [name for name, package in classes if package == "trl"]
     if of_trl and of_trl[0].endswith("Trainer") and of_trl[0] not in _OBJECTIVES:
         raise OTHER_TRAINER(name=of_trl[0], known=", ".join(sorted(_OBJECTIVES)))
-    found = next((word for name, word in _OBJECTIVES.items() if name in names), "sft")
+    named = (word for name, word in _OBJECTIVES.items() if name in names)
+    objective = OBJECTIVES[next(named, DEFAULT.task.objective)]
     _refuse_own_parts(trainer)
     model = _base(trainer.model)
     if type(model).__name__.endswith("WithValueHead"):  # TRL's, of LLaMA-Factory's reward models
@@ -235,18 +236,19 @@ def _task(trainer: Any) -> dict[str, object]:
     kind = type(model).__name__
     if kind.endswith("ForSequenceClassification"):
         keys["num_labels"] = model.config.num_labels
-        found = "reward" if found == "reward" else "sequence_classification"
+        if not objective.has_score:
+            objective = OBJECTIVES["sequence_classification"]
     elif kind.endswith(CLASSIFIERS):
         raise OTHER_HEAD(kind=kind)
-    keys["objective"] = found
-    if found == "sft" and "SFTTrainer" in names and _trl() >= FUSED_LOSS_SINCE:
+    keys["objective"] = str(objective)
+    if objective.is_causal_lm and "SFTTrainer" in names and _trl() >= FUSED_LOSS_SINCE:
         keys["loss"] = "chunked_trl"
-    if found in {"dpo", "kto"}:
+    if objective.has_reference and not objective.generates:
         if any(package == "llamafactory" for _, package in classes):
             keys["loss"] = "standard"
         elif of_trl and _trl() < FUSED_LOSS_SINCE:
             keys["loss"] = "selective_trl"
-    if found not in {"sft", "reward"}:
+    if objective.loss_types and not objective.is_causal_lm:
         keys["loss_type"] = _one(getattr(trainer.args, "loss_type", None))
     keys["padding_free"] = bool(getattr(trainer, "padding_free", False))
     return keys

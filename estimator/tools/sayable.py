@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from estimator.tools.defaults import TOOLS
-from estimator.tools.known.trl import ASKS, GENERATES, taking
+from estimator.tools.known.trl import GENERATES, taking
 from estimator.tools.lists import listed
 from estimator.tools.rules import Value, Values
 from estimator.values.keys import KEYS
 from estimator.values.later_keys import LATER
+from estimator.values.methods import Method
 from estimator.values.objective import OBJECTIVES, having
+from estimator.values.strategies import Strategy
 
 NOT_OF_A_TOOL = frozenset(
     listed("""v tool tool_version gpu model_class padded completion_fraction max_prompt_length images_per_example
@@ -69,7 +71,7 @@ def sayable(keys: Values, tool: str = "") -> dict[str, Value]:
     objective = values["objective"]
     if values["loss"] is None:
         usual = "liger" if values["use_liger_kernel"] else "standard"
-        values["loss"] = "chunked_trl" if objective in (*ASKS, *GENERATES) else usual
+        values["loss"] = "chunked_trl" if objective in having("has_reference") else usual
     for key, usual_of in USUAL.items():
         if values[key] is None:
             values[key] = usual_of.get(objective)
@@ -90,27 +92,31 @@ def sayable(keys: Values, tool: str = "") -> dict[str, Value]:
 
 
 def _unused(values: Values) -> Iterator[str]:
-    method, strategy, objective = values["method"], values["strategy"], values["objective"]
+    objective, method, strategy = (
+        values["objective"],
+        Method(values["method"]),
+        Strategy(values["strategy"]),
+    )
     yield from (key for key, of in _OF_OBJECTIVES.items() if objective not in of)
     if objective in GENERATES:
         yield "max_length"  # no trainer cuts the prompt of a completion that it writes itself
-    if method == "full":
+    if not method.has_adapters:
         yield from _OF_ADAPTERS
-    if method != "qlora":
-        yield from _OF_4BIT
-    if method == "qlora":
+    if method.has_4bit_base:
         yield "load_in_8bit"
+    else:
+        yield from _OF_4BIT
     if not values["gradient_checkpointing"]:
         yield from _OF_CHECKPOINTS
     if values["freeze_vision"]:
         yield "vision_gradient_checkpointing"  # each tool has its own way with a frozen tower
     if values["eval_strategy"] == "no":
         yield "per_device_eval_batch_size"
-    if strategy not in {"fsdp", "fsdp_grad_op", "hsdp"}:
+    if not strategy.is_fsdp:
         yield from _OF_FSDP
-    if strategy != "hsdp":
+    if not strategy.has_groups:
         yield "dp_replicate_size"
-    if strategy != "zero3":
+    if not strategy.gathers_modules:
         yield "zero3_save_16bit_model"
     if values["num_gpus"] <= values["gpus_per_node"]:
         yield "gpus_per_node"

@@ -24,6 +24,7 @@ from estimator.tools.rules import (
     same,
     words,
 )
+from estimator.values.objective import having
 from estimator.values.specs import ALL_LINEAR
 
 VERSION = "llamafactory 0.9.5"
@@ -179,7 +180,7 @@ def _optimizer(theirs: Theirs, so_far: SoFar) -> Values:
 
 
 def _beta(theirs: Theirs, so_far: SoFar) -> Values:
-    asks = so_far["objective"] in ("dpo", "kto", "orpo")
+    asks = so_far["objective"] in having("is_preference")
     return {"beta": theirs["args.pref_beta"]} if asks else {}
 
 

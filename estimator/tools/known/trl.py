@@ -260,7 +260,8 @@ USUAL_PROMPT = 512
 
 
 def _loss(theirs: Theirs, so_far: SoFar) -> Values:
-    if so_far["objective"] not in (None, "sft", "dpo", "kto", "grpo", "rloo"):
+    word = so_far["objective"]
+    if word is not None and word not in having("is_causal_lm") + having("has_reference"):
         return {}
     smoothed = theirs["args.label_smoothing_factor"] not in (None, 0, 0.0)
     if smoothed or theirs.has("trainer.compute_loss_func"):
@@ -269,7 +270,7 @@ def _loss(theirs: Theirs, so_far: SoFar) -> Values:
 
 
 def _loss_type(theirs: Theirs, so_far: SoFar) -> Values:
-    if so_far["objective"] in (None, "sft") and not theirs.has("args.loss_type"):
+    if so_far["objective"] in (None, *having("is_causal_lm")) and not theirs.has("args.loss_type"):
         return {}
     if theirs["args.cpo_alpha"] == 0:  # of CPO's loss types, all are alike then
         return {"loss_type": "alphapo"}

@@ -12,6 +12,7 @@ from estimator.tools.rules import Value, Values
 from estimator.tools.writing.several_gpus import SHARDING, fsdp_config, groups, named_json
 from estimator.tools.writing.texts import nested, yaml
 from estimator.tools.writing.writer import Said, Stop, ToolWriter, only_writes
+from estimator.values.objective import having
 
 ROWS: Mapping[str, Values] = {
     "sft": {"type": "alpaca"},
@@ -81,8 +82,8 @@ def _is_packed(keys: Values) -> bool:
     return keys.get("method") == "qlora" or bool(keys.get("load_in_8bit"))
 
 
-def _has_pairs(keys: Values) -> bool:
-    return keys.get("objective") in ("dpo", "kto", "orpo")
+def _has_preferences(keys: Values) -> bool:
+    return keys.get("objective") in having("is_preference")
 
 
 def _fsdp_version(keys: Values) -> int:
@@ -109,7 +110,7 @@ STOPS = (
         source="axolotl 0.19.0, utils/schemas/validation.py, check_fsdp_offload_w_8bit_optimizer",
     ),
     Stop(
-        when=lambda keys: _fsdp_version(keys) == 2 and _is_packed(keys) and _has_pairs(keys),
+        when=lambda keys: _fsdp_version(keys) == 2 and _is_packed(keys) and _has_preferences(keys),
         says="axolotl stops at a quantised base with FSDP 2 and preferences; take fsdp_version 1, or ZeRO.",
         source="axolotl 0.19.0, utils/schemas/validation.py, check_fsdp2_base_model_quant_rl",
     ),
@@ -117,7 +118,7 @@ STOPS = (
         when=lambda keys: (
             keys.get("num_gpus", 1) > 1
             and keys.get("method") == "qlora"
-            and _has_pairs(keys)
+            and _has_preferences(keys)
             and bool(keys.get("gradient_checkpointing") and keys.get("use_reentrant"))
         ),
         says="axolotl stops at use_reentrant with QLoRA and preferences on several GPUs; set use_reentrant false.",

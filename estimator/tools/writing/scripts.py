@@ -130,7 +130,7 @@ def with_trainer(said: Said) -> str:
     Source: transformers 5.23, docs/source/en/tasks/language_modeling.md and sequence_classification.md.
     """
     theirs = said.theirs
-    classifies = nested(theirs, "trainer").get("objective") == "sequence_classification"
+    classifies = nested(theirs, "trainer").get("objective") in having("has_score")
     loader = f"AutoModelFor{'SequenceClassification' if classifies else 'CausalLM'}"
     collator = "DataCollatorWithPadding" if classifies else "DataCollatorForLanguageModeling"
     model, args = nested(theirs, "model"), nested(theirs, "args")

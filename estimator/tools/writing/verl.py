@@ -9,6 +9,7 @@ import json
 import re
 import shlex
 
+from estimator.tools.known.trl import GENERATES
 from estimator.tools.known.verl import ACTOR, FSDP, MODEL, ROLLOUT
 from estimator.tools.lists import listed
 from estimator.tools.rules import Value, Values
@@ -148,7 +149,7 @@ def _sharing(values: Values) -> Values:
 
 
 def _generates(keys: Values) -> bool:
-    return keys.get("objective") in ("grpo", "rloo")
+    return keys.get("objective") in GENERATES
 
 
 def _rows_of_step(keys: Values) -> int:
