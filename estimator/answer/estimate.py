@@ -9,7 +9,6 @@ from estimator.answer.needs import (
     PerStructure,
     as_run,
     heights,
-    need,
     need_of,
     per_structure,
     runs,
@@ -21,9 +20,9 @@ from estimator.passes.float8 import check_float8_card
 from estimator.resident.model import Resident
 from estimator.resident.overhead import context_bytes, workspace_bytes
 from estimator.run.checkpoints import checkpoint
-from estimator.run.record import RunOnGpu
+from estimator.run.record import Heights, RunOnGpu
 from estimator.run.saving import checkpoints_at_once
-from estimator.step.reserved import NeedInTheAllocator, goes_through, is_replayed, outside
+from estimator.step.reserved import NeedInTheAllocator, outside
 from estimator.step.timeline import structure
 from estimator.time.cost import energy_kwh, run_cost
 from estimator.time.offload_time import node_copies
@@ -57,9 +56,8 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
     workspace = workspace_bytes(gpu)
     found = runs(model, gpu, setup, workspace)
     fixed = per_structure(model, structure(setup), workspace)
-    needs = [need_of(gpu, setup, run.heights, run.paged_bytes) for run in found]
-    fullest, need_of_run = max(zip(found, needs, strict=True), key=lambda run: run[1].high)
-    context = context_bytes(gpu, setup.processes_per_gpu)
+    needs = [need_of(gpu, setup, run.heights) for run in found]
+    fullest, stated = max(zip(found, needs, strict=True), key=lambda run: run[1].high)
     saved = checkpoint(model, setup)
     time = cost = energy = None
     if gpu is not None and missing_rate(gpu, setup) is None:
@@ -71,15 +69,8 @@ def estimate(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Estimate:
         setup=setup,
         run=fullest,
         runs=tuple(found),
-        context_bytes=context,
-        needs=NeedInTheAllocator(
-            model,
-            gpu,
-            setup,
-            need_of_run,
-            fullest.decisive.bytes,
-            outside(setup.mesh, context, fullest.paged_bytes),
-        ),
+        context_bytes=context_bytes(gpu, setup.processes_per_gpu),
+        needs=_in_the_allocator(model, gpu, setup, stated, fullest.heights),
         host_bytes=_host_bytes(
             fixed,
             setup.run,
@@ -129,14 +120,7 @@ def fits(model: Model, gpu: Gpu, setup: TrainingSetup) -> bool:
 
     Raises ``ValueError`` as ``estimate`` does.
     """
-    if bound(model, gpu, setup) > gpu.memory_bytes:
-        return False
-    if not is_replayed(model, gpu, setup):
-        return True
-    (found,) = heights(model, gpu, setup)
-    room = gpu.memory_bytes - outside(setup.mesh, context_bytes(gpu), found.paged).high
-    model, setup = as_run(model, setup)
-    return goes_through(model, gpu, setup, room, found.highest)
+    return _needs(model, gpu, setup).fits
 
 
 def bound(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
@@ -145,10 +129,24 @@ def bound(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> int:
     ``need``'s high end, without the slack of published runs where the run is replayed. Raises ``ValueError`` as
     ``estimate`` does.
     """
-    if not is_replayed(model, gpu, setup):
-        return need(model, gpu, setup).high
-    (found,) = heights(model, gpu, setup)
-    return found.highest + outside(setup.mesh, context_bytes(gpu), found.paged).high
+    return _needs(model, gpu, setup).bound
+
+
+def _needs(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> NeedInTheAllocator:
+    """That of ``estimate``, without moments."""
+    model, setup = as_run(model, setup)
+    found = heights(model, gpu, setup)
+    needs = [need_of(gpu, setup, of) for of in found]
+    fullest, stated = max(zip(found, needs, strict=True), key=lambda run: run[1].high)
+    return _in_the_allocator(model, gpu, setup, stated, fullest)
+
+
+def _in_the_allocator(
+    model: Model, gpu: Gpu | None, setup: TrainingSetup, stated: Range[int], of: Heights
+) -> NeedInTheAllocator:
+    context = context_bytes(gpu, setup.processes_per_gpu)
+    beside = outside(setup.mesh, context, of.paged)
+    return NeedInTheAllocator(model, gpu, setup, stated, of.highest, beside)
 
 
 def _host_bytes(fixed: PerStructure, run: TrainingRun, saving: int, copies: int) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from operator import attrgetter
-from typing import NamedTuple
 
 from estimator.answer.refusals import check_sizes, check_structure
 from estimator.inference.colocation import generating
@@ -28,7 +27,7 @@ from estimator.run.checkpoints import save_moment
 from estimator.run.device_map import placed
 from estimator.run.loading import load_host_bytes, load_moment
 from estimator.run.prequantized import as_loaded
-from estimator.run.record import RunOnGpu
+from estimator.run.record import Heights, RunOnGpu
 from estimator.step.evaluation import evaluation_plan
 from estimator.step.timeline import Plan, plan, structure
 from estimator.values.range import Range
@@ -151,19 +150,6 @@ def runs(
     return [RunOnGpu(model, setup, fixed, workspace, generation=more.moments, engine=engine)]
 
 
-class Heights(NamedTuple):
-    """What decides the need of a GPU. Bytes."""
-
-    by_engine: Mapping[int, int]
-    """The highest moment of the run, for each size that an inference engine has then."""
-    paged: int
-
-    @property
-    def highest(self) -> int:
-        """The highest moment of the run."""
-        return max(self.by_engine.values())
-
-
 def heights(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Sequence[Heights]:
     """Those of each GPU of ``runs``, without moments. Raises ``ValueError`` as ``need`` does."""
     model, setup = as_run(model, setup)
@@ -176,8 +162,7 @@ def heights(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Sequence[Hei
 def _heights(
     model: Model, gpu: Gpu | None, setup: TrainingSetup, workspace: int
 ) -> Sequence[Heights]:
-    found = runs(model, gpu, setup, workspace, must_start=False)
-    return tuple(Heights(run.heights, run.paged_bytes) for run in found)
+    return tuple(run.heights for run in runs(model, gpu, setup, workspace, must_start=False))
 
 
 def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Range[int]:
@@ -187,17 +172,16 @@ def need(model: Model, gpu: Gpu | None, setup: TrainingSetup) -> Range[int]:
 
     Raises ``ValueError`` as ``estimate`` does, but not where vLLM does not start on this GPU: it needs more than that.
     """
-    needs = [need_of(gpu, setup, *found) for found in heights(model, gpu, setup)]
+    needs = [need_of(gpu, setup, of) for of in heights(model, gpu, setup)]
     return max(needs, key=attrgetter("high"))
 
 
-def need_of(
-    gpu: Gpu | None, setup: TrainingSetup, by_engine: Mapping[int, int], paged: int
-) -> Range[int]:
+def need_of(gpu: Gpu | None, setup: TrainingSetup, of: Heights) -> Range[int]:
     """The need of a run with these highest moments, of which two may set its ends: an engine has no slack."""
     context, exchange = context_bytes(gpu, setup.processes_per_gpu), exchange_bytes(setup.mesh)
     ends = [
-        need_bytes(height, paged, context, exchange, engine) for engine, height in by_engine.items()
+        need_bytes(height, of.paged, context, exchange, engine)
+        for engine, height in of.by_engine.items()
     ]
     return Range(max(end.low for end in ends), max(end.high for end in ends))
 

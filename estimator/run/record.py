@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from estimator.resident.model import Resident
 from estimator.run.checkpoints import gathers_to_save
@@ -44,6 +44,19 @@ class Unsized(Protocol):
         """The highest moment while a checkpoint is written."""
 
 
+class Heights(NamedTuple):
+    """What decides the need of a GPU. Bytes."""
+
+    by_engine: Mapping[int, int]
+    """The highest moment of the run, for each size that an inference engine has then."""
+    paged: int
+
+    @property
+    def highest(self) -> int:
+        """The highest moment of the run."""
+        return max(self.by_engine.values())
+
+
 class RunOnGpu:
     """A run on one GPU: the highest moments of its stages. Each is computed when it is asked for."""
 
@@ -59,6 +72,8 @@ class RunOnGpu:
         device: int | None = None,
     ) -> None:
         self._model, self._setup, self._of, self._workspace = model, setup, of, workspace
+        self.resident = replace(of.resident, engine=engine) if engine else of.resident
+        """What stays on the GPU from one step to the next."""
         self._generation = generation
         """Loading with the engine, pushing weights, generating."""
         self._engine = engine
@@ -71,13 +86,6 @@ class RunOnGpu:
         return isinstance(other, RunOnGpu) and self.phases == other.phases
 
     __hash__ = None  # type: ignore[assignment]
-
-    @cached_property
-    def resident(self) -> Resident:
-        """What stays on the GPU from one step to the next."""
-        return (
-            replace(self._of.resident, engine=self._engine) if self._engine else self._of.resident
-        )
 
     @property
     def paged_bytes(self) -> int:
@@ -145,15 +153,15 @@ class RunOnGpu:
             yield self._beside_engine(self._of.save)
 
     @property
-    def heights(self) -> Mapping[int, int]:
-        """The highest moment that counts, for each size that an engine has then; no other moment is computed."""
+    def heights(self) -> Heights:
+        """What decides the need; no moment of a step or an evaluation is computed."""
         found = {self._engine: self.timeline.peak_bytes}
         if self._evaluates:
             found[self._engine] = max(found[self._engine], self._evaluation.peak_bytes)
         for moment in self.lasting:
             engine = moment.resident.get(Component.INFERENCE_ENGINE, 0)
             found[engine] = max(found.get(engine, 0), moment.bytes)
-        return found
+        return Heights(found, self.paged_bytes)
 
     def _beside_engine(self, moment: Moment) -> Moment:
         if not self._engine:

@@ -366,11 +366,15 @@ class NeedInTheAllocator:
         """What is outside PyTorch's allocator."""
 
     @cached_property
+    def _is_replayed(self) -> bool:
+        return is_replayed(*self._run)
+
+    @cached_property
     def replay(self) -> Replayed | None:
         """What the allocator makes of the run; None where it is not replayed."""
-        model, gpu, setup = self._run
-        if not is_replayed(model, gpu, setup):
+        if not self._is_replayed:
             return None
+        model, gpu, setup = self._run
         found = replayed(model, hardware_of(gpu), setup, self._rooms)
         return Replayed(*(max(size, self._highest) for size in found))
 
@@ -387,7 +391,7 @@ class NeedInTheAllocator:
         through.
         """
         model, gpu, setup = self._run
-        if gpu is None or not is_replayed(model, gpu, setup):
+        if gpu is None or not self._is_replayed:
             return None
         return refused(model, gpu, setup, self._rooms[-1])
 
@@ -401,16 +405,29 @@ class NeedInTheAllocator:
         """The high end."""
         return self._stated.high if self.replay is None else self.replay.least + self._outside.high
 
+    @property
+    def bound(self) -> int:
+        """Bytes without which the run does not fit, whatever the allocator makes of its tensors."""
+        return self._highest + self._outside.high if self._is_replayed else self._stated.high
+
+    @property
+    def fits(self) -> bool:
+        """Whether the run goes through beside the largest context. Requires a GPU."""
+        model, gpu, setup = self._run
+        if not self._is_replayed:
+            return verdict(self._stated, gpu) is Verdict.FITS
+        return goes_through(model, gpu, setup, self._rooms[0], self._highest)
+
     @cached_property
     def verdict(self) -> Verdict | None:
         """Fits if the run goes through beside the largest context, tight if only beside the smallest."""
         model, gpu, setup = self._run
-        if gpu is None or not is_replayed(model, gpu, setup):
+        if gpu is None or not self._is_replayed:
             return verdict(self._stated, gpu)
-        for room, said in zip(self._rooms, (Verdict.FITS, Verdict.TIGHT), strict=True):
-            if goes_through(model, gpu, setup, room, self._highest):
-                return said
-        return Verdict.DOES_NOT_FIT
+        if self.fits:
+            return Verdict.FITS
+        is_tight = goes_through(model, gpu, setup, self._rooms[-1], self._highest)
+        return Verdict.TIGHT if is_tight else Verdict.DOES_NOT_FIT
 
 
 def outside(mesh: Mesh, context: Range[int], paged: int) -> Range[int]:
