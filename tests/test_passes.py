@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from estimator.contract.setups import parse
-from estimator.parallel.frozen import as_frozen
+from estimator.parallel.computed import as_frozen
 from estimator.parallel.strategies import frozen_bytes, resident_memory
 from estimator.parallel.zero3_coordinator import (
     OUTSIDE,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from estimator.parallel.computed import computed_width
 from estimator.parallel.offload import node_bytes, offloads
+from estimator.parallel.placements import Shard
 from estimator.parallel.sharding import sharded_tensors
 from estimator.parallel.tensor_parallel import part_of
 from estimator.parallel.zero_partitions import kept_gradients
@@ -174,7 +175,8 @@ def _less(model: Model, setup: TrainingSetup) -> list[Less]:
 
 def _fewer_rows(model: Model, setup: TrainingSetup) -> list[Less]:
     """FSDP2: rank i holds at most ⌈rows / ranks⌉ rows of a tensor, from row i · ⌈rows / ranks⌉ on."""
-    count = setup.mesh.shard_ranks
+    count, shards = setup.mesh.shard_ranks, Shard(setup.mesh.shard_ranks)
+    rule = setup.optimisation.optim, setup.optimisation.optim_state_dtype
     whole = sharded_tensors(model, setup.replace(num_gpus=1, dp_replicate_size=1, tp_size=1))
     bounds = {0, count}
     for tensor in whole:
@@ -183,16 +185,8 @@ def _fewer_rows(model: Model, setup: TrainingSetup) -> list[Less]:
     found: list[Less] = []
     of_first: tuple[States, int] | None = None
     for first, end in pairwise(sorted(bounds)):
-        mine = [
-            tensor._replace(shape=(_rows(tensor.shape[0], count, first), *tensor.shape[1:]))
-            for tensor in whole
-        ]
-        states = optimizer_states(
-            mine, setup.optimisation.optim, setup.optimisation.optim_state_dtype
-        )
-        transient = step_transient(
-            mine, setup.optimisation.optim, setup.optimisation.optim_state_dtype
-        )
+        mine = [tensor._replace(shape=shards.of(tensor.shape, first)) for tensor in whole]
+        states, transient = optimizer_states(mine, *rule), step_transient(mine, *rule)
         of_first = of_first or (states, transient)
         less = Less(
             of_first[0].resident_bytes - states.resident_bytes,
@@ -201,16 +195,6 @@ def _fewer_rows(model: Model, setup: TrainingSetup) -> list[Less]:
         )
         found += [less] * (end - first)
     return found
-
-
-def _rows(rows: int, ranks: int, rank: int) -> int:
-    """Rows of a tensor that a rank holds.
-
-    >>> [_rows(10, 4, rank) for rank in range(4)], [_rows(5, 4, rank) for rank in range(4)]
-    ([3, 3, 3, 1], [2, 2, 1, 0])
-    """
-    each = ceil_div(rows, ranks)
-    return min(each, max(0, rows - rank * each))
 
 
 def _kept_gradients(model: Model, setup: TrainingSetup) -> list[int]:

@@ -1,13 +1,15 @@
-"""How a strategy changes a setup before the model computes: what is loaded in parts, and dtypes of a forward pass."""
+"""A setup as a strategy changes it before the model computes, and as a second model has it, which is not trained."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 
 from estimator.families.packed import FLOAT32_BYTES
 from estimator.values.facets.precision import Precision
+from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import Dtype, MixedPrecision
+from estimator.values.specs import Dtype, MixedPrecision, Offload
 
 
 def loads_sharded(setup: TrainingSetup) -> bool:
@@ -71,3 +73,40 @@ def computed_width(precision: Precision) -> int:
     Source: DeepSpeed 0.19.6, runtime/engine.py, ``_cast_module_mixed_precision`` and ``__check_params``.
     """
     return FLOAT32_BYTES if precision.mixed_precision is MixedPrecision.NO else 2
+
+
+AUTOCAST = MappingProxyType(
+    {MixedPrecision.BF16: Dtype.BFLOAT16, MixedPrecision.FP16: Dtype.FLOAT16}
+)
+"""What each autocast computes in."""
+NO_MODULE = "nothing"
+"""Names no module of any family, so that no layer is adapted."""
+
+
+def as_frozen(setup: TrainingSetup) -> TrainingSetup:
+    """The setup of a model that is loaded as the trained one is, without adapters, and never trained.
+
+    LLaMA-Factory casts what it trains to float32, and leaves this one in autocast's dtype. verl offloads it.
+
+    Source: derived; trl 1.16, models/utils.py (``model.eval()``); verl 0.9.1, workers/engine/fsdp/transformer_impl.py,
+    ``_build_fsdp_module`` (``CPUOffload`` where ``forward_only``); llamafactory 0.9.5, model/patcher.py
+    (``compute_dtype``), model/adapter.py:313 (``is_trainable``).
+
+    >>> as_frozen(TrainingSetup(gradient_checkpointing=True)).computation.gradient_checkpointing
+    False
+    """
+    dtype = setup.precision.dtype
+    if setup.task.given_loss.takes_whole_logits:
+        dtype = AUTOCAST.get(setup.precision.mixed_precision, dtype)
+    rests = setup.task.given_loss.is_verls and setup.mesh.strategy.is_fsdp
+    return setup.replace(
+        offload_param=Offload.CPU if rests else setup.mesh.offload_param,
+        dtype=dtype,
+        method=setup.adapters.method if setup.adapters.uses_adapters else Method.LORA,
+        lora_target_modules=(NO_MODULE,),
+        bias="none",
+        modules_to_save=None,
+        use_dora=False,
+        gradient_checkpointing=False,
+        gradient_accumulation_steps=1,
+    )

@@ -38,6 +38,7 @@ from estimator.tape.tape import (
 from estimator.values.arithmetic import allocated, ceil_div
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh
+from estimator.values.facets.precision import Precision
 from estimator.values.refusals import Line, Refusal
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import MixedPrecision, Model, Offload
@@ -46,12 +47,12 @@ ALIGNMENT_BYTES = 16
 """Alignment of each tensor of a unit: torch 2.13, _flat_param.py, ``_get_aligned_numel`` (``use_orig_params``)."""
 
 
-def trained_width(setup: TrainingSetup, loaded: int) -> int:
+def trained_width(precision: Precision, loaded: int) -> int:
     """Bytes per element of a trained shard and its gradient: 4 under mixed precision, else as loaded.
 
     Source: accelerate 1.15, accelerator.py, ``prepare_model`` ("Upcasted low precision parameters").
     """
-    return loaded if setup.precision.mixed_precision is MixedPrecision.NO else FLOAT32_BYTES
+    return loaded if precision.mixed_precision is MixedPrecision.NO else FLOAT32_BYTES
 
 
 class FlatParameter(NamedTuple):
@@ -129,7 +130,7 @@ def flat_parameter(
         for given in (setup, computed(setup))
     )
     trained = is_adapter or not setup.adapters.uses_adapters
-    stored = trained_width(setup, loaded) if trained else loaded
+    stored = trained_width(setup.precision, loaded) if trained else loaded
     ranks = setup.mesh.shard_ranks if ranks is None else ranks
     return FlatParameter(tuple(sizes), is_adapter, trained, loaded, stored, gathered, ranks, alike)
 

@@ -80,7 +80,7 @@ class Fsdp1Hooks(Hooks):
                 key, sizes = owned.parameter.key, [owned.parameter.elements]
                 unit = self._called(key, [owned], sizes, stays=stays, is_adapter=True)
                 block.units[key] = unit
-        block.adapters_seen = trained_width(self.setup, adapter_width(self.setup))
+        block.adapters_seen = trained_width(self.setup.precision, adapter_width(self.setup))
 
     def _called(
         self,

@@ -342,22 +342,16 @@ def _order(model: Model) -> Mapping[str, int]:
     return found
 
 
-class _Member(NamedTuple):
-    """Weights of one shape in the one group of a model."""
-
-    sent: int
-    """Elements of the shards."""
-    whole_bytes: int
-    """Of the weights, gathered."""
-
-
-def _members(model: Model, setup: TrainingSetup, ranks: int) -> Iterator[_Member]:
+def _gathered(model: Model, setup: TrainingSetup, ranks: int) -> tuple[int, int]:
+    """Of a second model, elements of a rank's shards, and bytes of all weights, gathered."""
+    sent = whole = 0
     width = unquantized_width(computed(setup))
-    for group in sharded_groups(model, setup.adapters):
-        for one in group:
-            if not one.packed_width:
-                shard = elements(Shard(ranks).of(one.shape))
-                yield _Member(one.alike * shard, one.alike * allocated(shard * ranks * width))
+    for tensor in chain.from_iterable(sharded_groups(model, setup.adapters)):
+        if not tensor.packed_width:
+            shard = elements(Shard(ranks).of(tensor.shape))
+            sent += tensor.alike * shard
+            whole += tensor.alike * allocated(shard * ranks * width)
+    return sent, whole
 
 
 class FrozenFsdp2Hooks(Hooks):
@@ -374,7 +368,7 @@ class FrozenFsdp2Hooks(Hooks):
     ) -> None:
         super().__init__(tape, model, setup, outer, ranks)
         self._ranks = ranks
-        self._members = list(_members(model, setup, ranks))
+        self._sent, self._whole_bytes = _gathered(model, setup, ranks)
         self._stored, self._width = unquantized_width(setup), unquantized_width(computed(setup))
         self._offloads = setup.mesh.offload_param is not Offload.NONE
         self._stays = setup.mesh.strategy.keeps_gathered
@@ -386,14 +380,13 @@ class FrozenFsdp2Hooks(Hooks):
             return
         tape = self.tape
         tape.operation = "all-gather"
-        sent = sum(member.sent for member in self._members) * self._width
+        sent = self._sent * self._width
         cast = None
         if self._stored != self._width or self._offloads:
             cast = Storage(tape, allocated(sent), COMMUNICATION)
         self._gathered = [Storage(tape, allocated(sent * self._ranks), COMMUNICATION)]
         del cast
-        whole = sum(member.whole_bytes for member in self._members)
-        self._gathered.append(Storage(tape, whole, WEIGHTS))
+        self._gathered.append(Storage(tape, self._whole_bytes, WEIGHTS))
 
     def leave_model(self, loss: Tensor, outputs: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The weights go, and the buffer after them."""
@@ -419,7 +412,5 @@ def frozen_shards_bytes(model: Model, setup: TrainingSetup) -> int:
     shards = unmoved_bytes(tensors, setup) if rests else SHARDED.bytes(tensors, setup)
     gathered = 0
     if setup.mesh.strategy.keeps_gathered:
-        gathered = sum(
-            member.whole_bytes for member in _members(model, setup, setup.mesh.shard_ranks)
-        )
+        _, gathered = _gathered(model, setup, setup.mesh.shard_ranks)
     return shards + buffer_bytes(model) + gathered

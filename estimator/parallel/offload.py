@@ -11,9 +11,10 @@ distributed/fsdp/_fully_shard.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, starmap
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from estimator.families.packed import FLOAT32_BYTES
 from estimator.parallel.computed import computed_width
@@ -24,9 +25,11 @@ from estimator.parallel.zero_partitions import partition, sub_groups, trained_el
 from estimator.tape.symbols import next_power_of_2
 from estimator.values.arithmetic import ceil_div, elements
 from estimator.values.facets.adapters import Adapters
+from estimator.values.facets.batch import Batch
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.optimisation import Optimisation
-from estimator.values.setup import FACETS, TrainingSetup
+from estimator.values.facets.run import TrainingRun
+from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model, Offload
 
 STATES = 2
@@ -258,24 +261,16 @@ def moved(model: Model, setup: TrainingSetup) -> OffloadTraffic:
     return _moved_parts(model, setup)
 
 
-_WITHOUT_ROWS = tuple(name for name in FACETS if name not in ("batch", "run"))
-"""Facets that what a rank holds depends on."""
-
-
-def _without_rows(setup: TrainingSetup) -> tuple[object, ...]:
-    return tuple(getattr(setup, name) for name in _WITHOUT_ROWS)
-
-
-def _of(facets: tuple[object, ...]) -> TrainingSetup:
-    given: dict[str, Any] = dict(zip(_WITHOUT_ROWS, facets, strict=True))
-    return TrainingSetup(**given)
+def _of_any_batch(setup: TrainingSetup) -> TrainingSetup:
+    """The setup without what changes nothing that a rank holds."""
+    return replace(setup, batch=Batch(), run=TrainingRun())
 
 
 @lru_cache(maxsize=256)
-def _shards_of_rank(model: Model, facets: tuple[object, ...]) -> tuple[int, int, int]:
+def _shards_of_rank(model: Model, setup: TrainingSetup) -> tuple[int, int, int]:
     """Bytes of all shards of a rank, bytes and elements of the trained ones."""
     gathered = trained = stepped = 0
-    for tensor, count, size in _shards(model, _of(facets)):
+    for tensor, count, size in _shards(model, setup):
         gathered += tensor.alike * size
         if tensor.trained:
             trained += tensor.alike * size
@@ -284,23 +279,22 @@ def _shards_of_rank(model: Model, facets: tuple[object, ...]) -> tuple[int, int,
 
 
 @lru_cache(maxsize=256)
-def _parts_of_rank(model: Model, facets: tuple[object, ...]) -> tuple[int, int]:
+def _parts_of_rank(model: Model, setup: TrainingSetup) -> tuple[int, int]:
     """Elements of a rank's partition of trained and of unpacked frozen weights at stage 3."""
-    setup = _of(facets)
     frozen = sum(starmap(int.__mul__, _frozen_parts(model, setup.adapters, setup.mesh)))
     return sum(sub_groups(model, setup.adapters, setup.mesh)), frozen
 
 
 def _moved_shards(model: Model, setup: TrainingSetup) -> OffloadTraffic:
     passes = 1 if setup.mesh.strategy.keeps_gathered else PASSES
-    gathered, trained, stepped = _shards_of_rank(model, _without_rows(setup))
+    gathered, trained, stepped = _shards_of_rank(model, _of_any_batch(setup))
     brought = setup.batch.gradient_accumulation_steps * passes * gathered
     return OffloadTraffic(brought + trained, 0, 0, 0, stepped)
 
 
 def _moved_parts(model: Model, setup: TrainingSetup) -> OffloadTraffic:
     times, size = setup.batch.gradient_accumulation_steps, computed_width(setup.precision)
-    part, frozen = _parts_of_rank(model, _without_rows(setup))
+    part, frozen = _parts_of_rank(model, _of_any_batch(setup))
     running = after = read = written = stepped = 0
     if setup.mesh.offload_optimizer is not Offload.NONE:
         stepped = part

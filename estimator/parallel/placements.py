@@ -37,19 +37,22 @@ class Replicate(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """The first axis in equal parts, the last ones of which may have fewer rows; here the first rank's, the largest.
+    """The first axis in equal parts. The last ranks may have fewer rows, or none.
 
     Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param`` (``_chunk_with_empty``).
 
-    >>> Shard(4).of((10, 4))
-    (3, 4)
+    >>> Shard(4).of((10, 4)), [Shard(4).of((5,), rank) for rank in range(4)]
+    ((3, 4), [(2,), (2,), (1,), (0,)])
     """
 
     ranks: int
 
-    def of(self, shape: Shape) -> Shape:
-        """Elements per axis on one rank."""
-        return (ceil_div(shape[0], self.ranks), *shape[1:])
+    def of(self, shape: Shape, rank: int = 0) -> Shape:
+        """Elements per axis on one rank; the first has the most."""
+        rows = ceil_div(shape[0], self.ranks)
+        if rank > 0:
+            rows = min(rows, max(0, shape[0] - rank * rows))
+        return (rows, *shape[1:])
 
 
 class Slice(NamedTuple):

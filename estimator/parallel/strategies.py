@@ -9,10 +9,9 @@ from itertools import chain
 from typing import NamedTuple
 
 from estimator.families.block import Block
-from estimator.parallel.computed import computed
+from estimator.parallel.computed import as_frozen, computed
 from estimator.parallel.ddp import DdpHooks, replica
 from estimator.parallel.device_map_hooks import DeviceMapHooks
-from estimator.parallel.frozen import as_frozen
 from estimator.parallel.fsdp1 import frozen_flat_bytes, fsdp1_shards
 from estimator.parallel.fsdp1_hooks import FrozenFsdp1Hooks, Fsdp1Hooks
 from estimator.parallel.fsdp2_hooks import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from estimator.families.liger import loss_of
-from estimator.parallel.computed import computed, sharded_on_init
-from estimator.parallel.frozen import as_frozen
+from estimator.parallel.computed import as_frozen, computed, sharded_on_init
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.passes import causal_lm, label_smoothing, losses, pairs, whole_logits
 from estimator.passes.dropout import without_dropout

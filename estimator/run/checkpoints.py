@@ -139,7 +139,7 @@ def _fsdp(model: Model, setup: TrainingSetup) -> Saving:
     if setup.mesh.uses_fsdp1:
         adapts = setup.adapters.uses_adapters
         loaded = adapter_width(setup) if adapts else unquantized_width(setup)
-        trained = whole.trainable_parameters * trained_width(setup, loaded)
+        trained = whole.trainable_parameters * trained_width(setup.precision, loaded)
     else:
         trained = _trained_bytes(model, setup)
     states = whole.states.resident_bytes
