@@ -30,7 +30,7 @@ from estimator.values.facets.computation import Computation
 from estimator.values.kinds import one_of
 from estimator.values.results import RunTime
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import ALL_LINEAR, AttnImplementation, Gpu, Model
+from estimator.values.specs import ALL_LINEAR, Gpu, Model
 
 Say = Callable[[Model, Gpu | None, TrainingSetup], Iterator[str]]
 
@@ -177,7 +177,7 @@ def _rows_sentence(model: Model, batch: Batch, computation: Computation) -> str:
     if not rows.is_joined:
         laid = "some padded" if batch.padded else "packed or padded to it, without a mask"
         return f"Every example is {length:,} tokens long, {laid}."
-    if computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
+    if computation.attn_implementation.is_flash:
         mask = "without a mask"
     else:
         mask = (

@@ -12,7 +12,7 @@ from estimator.values.facets.images import Images
 from estimator.values.facets.mesh import Mesh
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report, show
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import AttnImplementation, Model, ModelClass, Part
+from estimator.values.specs import Model, ModelClass, Part
 
 WITH_IMAGES_LATER = Refusal(
     "{key} {value} is not modelled yet for a model with a vision tower; take {key} {instead}, or model_class text.",
@@ -106,7 +106,7 @@ def _check_strategy(model: Model, images: Images, mesh: Mesh) -> None:
 def _check_attention(model: Model, computation: Computation) -> None:
     assert model.vision is not None
     kernel = computation.attn_implementation
-    if kernel is AttnImplementation.EAGER and vision_family(model.vision).attends_by_image:
+    if kernel.keeps_scores and vision_family(model.vision).attends_by_image:
         raise EAGER_BY_IMAGE(wrapper=model.vision.wrapper)
 
 

@@ -32,7 +32,6 @@ from estimator.resident.optimizer import LOW_RANK_OPTIMIZERS
 from estimator.values.refusals import NOT_MODELLED, Line, Refusal, Report
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import (
-    AttnImplementation,
     Dtype,
     MixedPrecision,
     Model,
@@ -152,7 +151,7 @@ def check_structure(model: Model, setup: TrainingSetup) -> None:
     check_float8(model, setup)
     if problem := refused(setup):
         raise problem
-    is_flash = setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2
+    is_flash = setup.computation.attn_implementation.is_flash
     if is_flash and family.flash_lacks:
         record = OTHER_FLASH if family.eager_only else NO_FLASH
         raise record(lacks=family.flash_lacks, model_type=model.model_type)

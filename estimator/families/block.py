@@ -32,7 +32,7 @@ from estimator.tape.tape import Parameter, Tape, Tensor
 from estimator.values.arithmetic import elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import AttnImplementation, Model
+from estimator.values.specs import Model
 
 BEFORE_LAYERS = ("word_embeddings_layernorm", "per_layer_projection_norm")
 """Norms outside the layers other than the final norm."""
@@ -575,7 +575,7 @@ class Block:
 
         Source: as ``by_heads``.
         """
-        if self.setup.computation.attn_implementation is not AttnImplementation.EAGER:
+        if not self.setup.computation.attn_implementation.keeps_scores:
             return x
         several = self.model.num_key_value_heads > 1
         return op.viewed(self.tape, x, copies_gradient=several)
@@ -597,8 +597,7 @@ class Block:
                 k,
                 self.rotary_tables,
                 copies=self.kernels.heads_first,
-                copies_gradients=self.setup.computation.attn_implementation
-                is AttnImplementation.EAGER,
+                copies_gradients=self.setup.computation.attn_implementation.keeps_scores,
             )
             return (
                 (op.cast(self.tape, q, width), op.cast(self.tape, k, width)) if is_wide else (q, k)

@@ -23,6 +23,6 @@ def fallback_of(model: Model) -> tuple[str, str] | None:
 def attention_of(model: Model, computation: Computation) -> AttnImplementation:
     """The attention kernel that transformers runs: the setup's, or eager if the family does not support SDPA."""
     wanted = computation.attn_implementation
-    if wanted is AttnImplementation.SDPA and family_of(model).eager_only:
+    if wanted.is_torchs and family_of(model).eager_only:
         return AttnImplementation.EAGER
     return wanted

@@ -41,7 +41,7 @@ from estimator.tape.tape import (
 )
 from estimator.values.arithmetic import allocated
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import AttnImplementation, Model, Phase
+from estimator.values.specs import Model, Phase
 
 ID_BYTES = 8
 """Token ids, labels and positions are int64."""
@@ -459,7 +459,7 @@ class Forward:
         """The masks of full and of sliding layers; None where the kernel applies the causal mask itself."""
         setup = self.setup
         masks: dict[bool, Tensor | None] = {}
-        additive = setup.computation.attn_implementation is AttnImplementation.EAGER
+        additive = setup.computation.attn_implementation.keeps_scores
         needed = (
             setup.batch.padded or setup.batch.is_joined or self.family.always_masked or additive
         )
@@ -470,7 +470,7 @@ class Forward:
             # Qwen2MoeConfig sets an unused window to 0 tokens, which every sequence exceeds
             unused = self.family.masks_unused_window and not alike
             exists = bool(alike) or unused
-            if setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
+            if setup.computation.attn_implementation.is_flash:
                 exists = False
             is_needed = needed or unused or any(kind.windowed for kind in alike)
             if exists and is_needed:

@@ -199,15 +199,11 @@ def _kernels(model: Model, gpu: Gpu, setup: TrainingSetup) -> Iterator[Change]:
         AttnImplementation.FLASH_ATTENTION_2: (),
     }[setup.computation.attn_implementation]
     for kernel in kernels:
-        is_flash = kernel is AttnImplementation.FLASH_ATTENTION_2
-        if is_flash and (masks_text(model, setup) or not gpu.supports_bf16):
+        if kernel.is_flash and (masks_text(model, setup) or not gpu.supports_bf16):
             continue  # it leaves the mask out, which is another result, and runs on Ampere or newer
-        name = "SDPA" if kernel is AttnImplementation.SDPA else "FlashAttention 2"
-        wants = (
-            "" if name == "SDPA" else "; needs the package flash-attn and an Ampere GPU or newer"
-        )
+        wants = "; needs the package flash-attn and an Ampere GPU or newer" * kernel.is_flash
         yield Change(
-            f"Attention by {name}",
+            f"Attention by {kernel.label}",
             f"The same result, and faster{wants}.",
             ({"attn_implementation": kernel},),
         )

@@ -82,10 +82,10 @@ def attention(
 
     Returns the output and, for eager attention, the weights, which the layer's ``_`` holds until the layer returns.
     """
-    if shape.implementation is AttnImplementation.EAGER:
+    if shape.implementation.keeps_scores:
         attend = _upcast if shape.upcast else _eager
         return attend(tape, q, k, v, mask, shape)
-    if shape.implementation is AttnImplementation.FLASH_ATTENTION_2:
+    if shape.implementation.is_flash:
         # float32 queries of a float32 residual stream are cast to the weights' 16 bits:
         # transformers 5.23, integrations/flash_attention.py, get_target_dtype
         q, k, v = (cast(tape, x, 2) for x in (q, k, v))
@@ -177,7 +177,7 @@ def scaled_dot_product(
     if not is_flash and not (same_heads and _is_aligned(shape, q.width)):
         return _math(tape, q, k, v, mask, shape, groups_heads=groups_heads)
     is_cut = is_flash and shape.head_dim % FLASH_ALIGNMENT > 0
-    if is_cut and shape.implementation is AttnImplementation.SDPA:
+    if is_cut and shape.implementation.is_torchs:
         out = _flash_of_padded_heads(tape, q, k, v, shape)
     else:
         out = _fused(tape, q, k, v, shape, mask=mask)
@@ -218,7 +218,7 @@ def _fused(
     flash-attn pads heads to a multiple of 8 inside its function, and in backward the output's gradient too:
     flash-attn 2.8, flash_attn_interface.py, ``FlashAttnFunc`` and ``FlashAttnVarlenFunc``.
     """
-    is_dao = shape.implementation is AttnImplementation.FLASH_ATTENTION_2
+    is_dao = shape.implementation.is_flash
     pads = is_dao and shape.head_dim % FLASH_ALIGNMENT > 0
     saved_mask = [] if mask is None else [_aligned(tape, _additive(tape, mask, q.width), shape)]
     is_narrow = shape.head_dim <= FLASH_HEAD_DIM and v.elements >= k.elements

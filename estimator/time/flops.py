@@ -34,7 +34,7 @@ from estimator.values.arithmetic import ceil_div, real
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.computation import Computation
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import AttnImplementation, Model, Part
+from estimator.values.specs import Model, Part
 
 FORWARD = 2
 """Operations per matrix element and token in forward: one multiplication, one addition."""
@@ -379,7 +379,7 @@ def is_eager(model: Model, computation: Computation) -> bool:
 
     Source: transformers 5.23, modeling_utils.py, ``_supports_sdpa`` (false in the families that run eagerly).
     """
-    return attention_of(model, computation) is AttnImplementation.EAGER
+    return attention_of(model, computation).keeps_scores
 
 
 def delta_products(model: Model, length: int) -> int:

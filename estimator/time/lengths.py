@@ -14,7 +14,7 @@ from estimator.values.facets.batch import Batch
 from estimator.values.facets.computation import Computation
 from estimator.values.range import Range
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import AttnImplementation, Model
+from estimator.values.specs import Model
 
 
 class Lengths(NamedTuple):
@@ -146,9 +146,7 @@ def _works(model: Model, setup: TrainingSetup, length: Lengths) -> Range[Work]:
         )
     masked = setup.batch.padded or 0 < model.sliding_window <= length.tokens
     masked = masked or setup.computation.masks_when_traced
-    skips = not eager and (
-        setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2 or not masked
-    )
+    skips = not eager and (setup.computation.attn_implementation.is_flash or not masked)
     most = attended_pairs(model, length.tokens, skips=skips)
     # neither padding nor another packed example is attended to if the kernel knows their bounds
     example = length.tokens if eager else length.mean
@@ -166,7 +164,7 @@ def _joined_pairs(model: Model, batch: Batch, computation: Computation, length: 
 
     FlashAttention is told where each example begins; other kernels multiply all tokens with all and mask the result.
     """
-    if computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
+    if computation.attn_implementation.is_flash:
         return attended_pairs(model, length.mean, skips=True) * length.tokens // length.mean
     rows = batch.per_device_train_batch_size
     return attended_pairs(model, rows * length.tokens, skips=False) // rows

@@ -12,6 +12,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from estimator.values.quantization import Quantization
+from estimator.values.records import Record
 from estimator.values.refusals import InputError, show
 from estimator.values.towers import Towers
 
@@ -100,12 +101,24 @@ class Optimizer(StrEnum):
     APOLLO_ADAMW = "apollo_adamw"
 
 
-class AttnImplementation(StrEnum):
+class AttentionFacts:
+    """What is asked about an attention kernel."""
+
+    label: str
+    keeps_scores: bool = False
+    """The scores of all pairs of tokens are a matrix, to which a mask is added, and which backward reads."""
+    is_torchs: bool = False
+    """torch takes the fastest of its kernels that the shapes allow."""
+    is_flash: bool = False
+    """Dao's, which takes no mask and computes in 16 bits."""
+
+
+class AttnImplementation(AttentionFacts, Record):
     """The attention kernel, as ``from_pretrained(attn_implementation=…)`` names it."""
 
-    EAGER = "eager"
-    SDPA = "sdpa"
-    FLASH_ATTENTION_2 = "flash_attention_2"
+    EAGER = "eager", {"label": "eager"}, "keeps_scores"
+    SDPA = "sdpa", {"label": "SDPA"}, "is_torchs"
+    FLASH_ATTENTION_2 = "flash_attention_2", {"label": "FlashAttention 2"}, "is_flash"
 
 
 class CompileMode(StrEnum):
@@ -688,7 +701,7 @@ class Gpu:
         return bool(self.vendor) and not self.fp8_dense_tflops
 
     def __post_init__(self) -> None:
-        if not 2**28 <= self.memory_bytes <= 2**43:
+        if not SMALLEST_MEMORY <= self.memory_bytes <= LARGEST_MEMORY:
             raise InputError(
                 f"memory_bytes must be between 268435456 (256 MiB) and 8796093022208 (8 TiB), "
                 f"not {self.memory_bytes}; give the card's memory in bytes."

@@ -19,7 +19,7 @@ from estimator.families.reader import MOST_HEADS, Config
 from estimator.tape import operators as op
 from estimator.tape.attention import AttentionShape, scaled_dot_product
 from estimator.tape.tape import Tape, Tensor
-from estimator.values.specs import AttnImplementation, Model
+from estimator.values.specs import Model
 
 _MLP = plain_mlp("dense_h_to_4h", "dense_4h_to_h", "up act down")
 
@@ -101,7 +101,7 @@ def falcon_attention(b: Block, x: Tensor) -> Tensor:
     qkv = b.linear("self_attention.query_key_value", x)
     q, k, v = _falcon_heads(b, qkv)
     q, k = b.rotate(q, k)
-    if shape.implementation is AttnImplementation.EAGER:
+    if shape.implementation.keeps_scores:
         attend = _falcon_eager if b.rotary is not None else _falcon_eager_alibi
         out, weights = attend(b.tape, q, k, v, b.mask, shape, x.width)
         b.hold(weights)

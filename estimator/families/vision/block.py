@@ -8,7 +8,6 @@ from typing import Any
 from estimator.families.block import Block
 from estimator.tape import operators as op
 from estimator.tape.tape import ACTIVATIONS, Tensor
-from estimator.values.specs import AttnImplementation
 
 
 class TowerBlock(Block):
@@ -73,6 +72,6 @@ def attend_by_image(b: Block, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     (``cu_seqlens``).
     """
     out = b.attend(q, k, v)
-    if b.setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2:
+    if b.setup.computation.attn_implementation.is_flash:
         return out
     return op.concatenate(b.tape, [out])

@@ -15,7 +15,7 @@ from estimator.families.vision_family import (
 from estimator.tape.attention import MASK_ALIGNMENT
 from estimator.values.arithmetic import ceil_div
 from estimator.values.setup import TrainingSetup
-from estimator.values.specs import AttnImplementation, Dtype, Model, Part
+from estimator.values.specs import Dtype, Model, Part
 
 LOGIT_BYTES = 12
 """Bytes per logit at the peak of the loss: three float32 tensors."""
@@ -80,7 +80,7 @@ def image_costs(model: Model, setup: TrainingSetup) -> list[str]:
             "layer is computed again and differentiated. Checkpoint the language model alone to avoid this "
             "(vision_gradient_checkpointing false)."
         )
-    uses_flash = setup.computation.attn_implementation is AttnImplementation.FLASH_ATTENTION_2
+    uses_flash = setup.computation.attn_implementation.is_flash
     if masks_text(model, setup) and uses_flash:
         sentences.append(
             "FlashAttention takes no mask, so an image's tokens attend only to tokens before them. With sdpa they "

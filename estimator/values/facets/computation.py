@@ -145,7 +145,7 @@ class Computation(Checked):
         Source: transformers 5.23, masking_utils.py, ``_ignore_causal_mask_sdpa``: below torch 2.14 dynamo takes
         ``is_exporting`` for true.
         """
-        return self.torch_compile and self.attn_implementation is AttnImplementation.SDPA
+        return self.torch_compile and self.attn_implementation.is_torchs
 
     @property
     def checkpoints_vision(self) -> bool:
