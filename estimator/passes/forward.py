@@ -50,7 +50,7 @@ ID_BYTES = 8
 class Pass(NamedTuple):
     """One forward call of a model on ``rows`` sequences of ``length`` tokens."""
 
-    model: Loaded
+    model: LoadedModel
     rows: int
     length: int
     scored: int | None = None
@@ -64,7 +64,7 @@ class Pass(NamedTuple):
     """False: adapters are switched off."""
 
 
-class Loaded:
+class LoadedModel:
     """A model loaded on the GPU, ready to be called."""
 
     def __init__(

@@ -9,7 +9,7 @@ from estimator.parallel.computed import as_frozen, computed, sharded_on_init
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.passes import causal_lm, label_smoothing, losses, pairs, whole_logits
 from estimator.passes.dropout import without_dropout
-from estimator.passes.forward import ID_BYTES, Forward, Loaded, Pass
+from estimator.passes.forward import ID_BYTES, Forward, LoadedModel, Pass
 from estimator.passes.stack import Stack, stack_of
 from estimator.tape.offloading import Offloading
 from estimator.tape.tape import ACTIVATIONS, Tape, Tensor
@@ -58,7 +58,7 @@ class Step:
         )
         self.labels: list[str] = []
         """Label of each pass."""
-        self.trained = Loaded(self.tape, model, setup, stack, ranks=ranks, devices=devices)
+        self.trained = LoadedModel(self.tape, model, setup, stack, ranks=ranks, devices=devices)
         self.models = [self.trained]
 
     @property
@@ -66,14 +66,14 @@ class Step:
         """The layers of every model."""
         return [stack for loaded in self.models for stack in loaded.stacks]
 
-    def load(self, model: Model, setup: TrainingSetup | None = None) -> Loaded:
+    def load(self, model: Model, setup: TrainingSetup | None = None) -> LoadedModel:
         """Load another model beside the trained one, frozen, in its setup or in one of its own.
 
         Every strategy holds it as its rule in ``parallel.strategies`` says. A device map places it as it placed the
         trained model.
         """
         setup = as_frozen(self._given if setup is None else setup)
-        loaded = Loaded(
+        loaded = LoadedModel(
             self.tape,
             model,
             setup,
@@ -132,13 +132,13 @@ class Step:
             self.trained, rows, self.setup.batch.max_length, grad=grad, phase=phase, label=label
         )
 
-    def reference(self) -> Loaded | None:
+    def reference(self) -> LoadedModel | None:
         """The reference model, where it is a model of its own, in eval mode as ``from_pretrained`` returns it."""
         if not self.setup.keeps_reference:
             return None
         return self.load(without_dropout(self.trained.model))
 
-    def of_reference(self, reference: Loaded | None) -> Pass:
+    def of_reference(self, reference: LoadedModel | None) -> Pass:
         """A forward call of the reference: of its own model, or of the policy with its adapters switched off.
 
         Source: trl 1.16, trainer/utils.py, ``use_adapter``.
