@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from estimator.families.layer_kinds import DENSE, FULL_ATTENTION, SLIDING
-from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config, short
+from estimator.families.reader import MOST_HEADS, MOST_LAYERS, Config, wrong
 from estimator.values.refusals import InputError
 from estimator.values.specs import StateSpace
 
@@ -56,10 +56,7 @@ def listed_rotary(read: Config, kinds: Sequence[str], window: int = 0) -> tuple[
     if listed:
         for item in listed:
             if item not in (0, 1):
-                raise InputError(
-                    f"no_rope_layers must only contain 0 and 1, not {short(item)}; "
-                    "correct it in the config."
-                )
+                raise wrong("no_rope_layers", "only contain 0 and 1", item)
         return tuple(bool(item) for item in listed)
     every = read.whole("no_rope_layer_interval", default=4, most=MOST_LAYERS)
     return tuple(layer % every != 0 for layer in range(1, layers + 1))
@@ -83,12 +80,8 @@ def first_dense(default: int) -> LayerTypes:
         if dense is None:
             dense = default
         if isinstance(dense, bool) or not isinstance(dense, int) or not 0 <= dense <= MOST_LAYERS:
-            raise InputError(
-                f"first_k_dense_replace must be a whole number from 0, not {short(dense)}; "
-                "correct it in the config."
-            )
-        sparse = tuple(DENSE if layer < dense else "sparse" for layer in range(layers))
-        return sparse if dense else ()
+            raise wrong("first_k_dense_replace", "be a whole number from 0", dense)
+        return tuple(DENSE if layer < dense else "sparse" for layer in range(layers))
 
     return kinds
 

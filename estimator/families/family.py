@@ -13,13 +13,12 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from estimator.families.config_class import LLAMA_CONFIG, ConfigClass, Why
-from estimator.families.modules import Module, Tree
+from estimator.families.modules import Module
+from estimator.families.parts import TreeOf
 from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 from estimator.values.towers import AudioTower, Towers, VisionTower
 
-TreeOf = Callable[[Model], Tree]
-"""Makes a module tree of a model."""
 BlockProgram = Callable[..., Tensor]
 """Plays operators on a ``block.Block``, its first argument. ``Block`` reads this record, so it is not imported here."""
 
@@ -183,7 +182,7 @@ class Family:
     kind: Callable[[Model, int], str] | None = None
     """The kind of a layer, if ``layer_types`` and ``mlp_layer_types`` do not determine it."""
     root: TreeOf | None = None
-    """The whole model with ``modules.LAYERS`` in place of its layers; None: ``parts.decoder``."""
+    """The whole model with ``modules.LAYERS`` in place of its layers; None: ``parts.decoder()``."""
     untrained: Callable[[Model], int] | None = None
     """Parameters that the class itself freezes, in elements, whole model."""
     like: str = ""

@@ -15,7 +15,7 @@ from typing import Any
 from estimator.families.config_class import ConfigClass, ExpertKeys, WindowKeys
 from estimator.families.config_keys import SENSITIVE, is_sensitive, unread
 from estimator.families.config_rules import patterned
-from estimator.families.layer_kinds import CHUNKED, FULL_ATTENTION, SLIDING
+from estimator.families.layer_kinds import CHUNKED, DENSE, FULL_ATTENTION, SLIDING
 from estimator.families.reader import (
     MOST_HEADS,
     MOST_LAYERS,
@@ -280,8 +280,13 @@ def _experts(read: Config, keys: ExpertKeys, layers: int) -> dict[str, Any]:
         "norm_topk_prob": keys.always_normed or read.flag("norm_topk_prob", default=keys.normed),
         "output_router_logits": read.flag("output_router_logits", default=False),
         "expert_groups": keys.groups(read) if keys.groups else 0,
-        "mlp_layer_types": keys.layer_types(read, layers) if keys.layer_types else (),
+        "mlp_layer_types": _mixed(keys.layer_types(read, layers)) if keys.layer_types else (),
     }
+
+
+def _mixed(kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """None, if all layers have experts."""
+    return kinds if DENSE in kinds else ()
 
 
 def _windows(read: Config, family: ConfigClass, layers: int) -> dict[str, Any]:

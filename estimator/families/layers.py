@@ -38,14 +38,11 @@ def decoder_layer(
     ``before`` and ``after``: the norms of what each reads and of what it adds; empty: there is none.
     """
     norms = [name for both in zip(before, after, strict=True) for name in both if name]
-
-    def layer_tree(model: Model) -> Tree:
-        return tree(
-            "@DecoderLayer",
-            **{part.name: part.tree(model) for part in (attention, mlp)},
-            **{name: parts.norm(model, bias=bias) for name in norms},
-        )
-
+    layer_tree = parts.made(
+        "@DecoderLayer",
+        **{part.name: part.tree for part in (attention, mlp)},
+        **dict.fromkeys(norms, parts.biased_norm if bias else parts.norm),
+    )
     forward = residual_forward(attention.forward, mlp.forward, before=before, after=after)
     return ModuleClass("", layer_tree, forward)
 

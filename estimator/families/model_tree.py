@@ -50,6 +50,7 @@ from estimator.families.vision_family import vision_family
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
 from estimator.values.specs import Model, Part, Vision
 
+LLAMA_ROOT = decoder()
 NO_TREE = Refusal(
     "where device_map puts the vision tower of {wrapper} is not modelled yet; take model_class text.",
     NOT_MODELLED,
@@ -197,7 +198,7 @@ def _layer_modules(model: Model, kind: str) -> tuple[Module, ...]:
 @lru_cache(maxsize=64)
 def root_tree(model: Model) -> Tree:
     """The module tree of the model around ``LAYERS``, with the head that it is trained with (derived)."""
-    root = _parted((family_of(model).root or decoder)(model), model)
+    root = _parted((family_of(model).root or LLAMA_ROOT)(model), model)
     if model.num_labels is None:
         return root
     children = tuple((name, child) for name, child in root.children if name != "lm_head")

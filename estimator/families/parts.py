@@ -16,6 +16,7 @@ from estimator.families.modules import (
     Linear,
     Module,
     Norm,
+    OwnParameter,
     Tree,
     TreeTensor,
     Width,
@@ -24,6 +25,24 @@ from estimator.families.modules import (
 )
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
+
+PieceOf = Callable[[Model], Tree | Module | None]
+"""Makes a module of a model; None: the model does not have it."""
+Piece = Tree | Module | OwnParameter | PieceOf
+TreeOf = Callable[[Model], Tree]
+"""Makes a module tree of a model."""
+
+
+def made(class_name: str = "", /, *buffers: TreeTensor, **children: Piece) -> TreeOf:
+    """``modules.tree`` for any model: children that depend on the model are functions of it."""
+
+    def of(model: Model) -> Tree:
+        given = {
+            name: child(model) if callable(child) else child for name, child in children.items()
+        }
+        return tree(class_name, *buffers, **given)
+
+    return of
 
 
 def linear(in_features: int, out_features: int, bias: bool = False) -> Linear:
@@ -54,25 +73,27 @@ def head_norms(
     return {name: head_norm(model, weight=weight, bias=bias) for name in names}
 
 
-def projections(model: Model, order: str = "qkvo", output: str = "o_proj") -> dict[str, Linear]:
-    """Query, key, value and output projections, in the class's order."""
+def projections(model: Model, order: str = "qkvo", last: str = "o_proj") -> dict[str, Linear]:
+    """Query, key, value and output projections, in the class's order; ``last``: the output's name."""
     hidden, keys, bias = model.hidden_size, model.key_value_size, model.attention_bias
     named = {
         "q": ("q_proj", linear(hidden, model.query_size, bias)),
         "k": ("k_proj", linear(hidden, keys, bias)),
         "v": ("v_proj", linear(hidden, keys, bias)),
-        "o": (output, linear(model.query_size, hidden, model.attention_output_bias)),
+        "o": (last, output(model)),
     }
     return dict(named[letter] for letter in order)
 
 
-def fused_projections(model: Model, *, conv1d: bool = False) -> tuple[Linear, Linear]:
-    """A fused query-key-value projection, and the output projection."""
+def fused_qkv(model: Model, *, conv1d: bool = False) -> Linear:
+    """A fused query-key-value projection."""
     width = model.query_size + 2 * model.key_value_size
-    return (
-        Linear("", model.hidden_size, width, model.attention_bias, conv1d),
-        Linear("", model.query_size, model.hidden_size, model.attention_output_bias, conv1d),
-    )
+    return Linear("", model.hidden_size, width, model.attention_bias, conv1d)
+
+
+def output(model: Model, *, conv1d: bool = False) -> Linear:
+    """Attention's output projection."""
+    return Linear("", model.query_size, model.hidden_size, model.attention_output_bias, conv1d)
 
 
 def up_and_down(model: Model, width: int = 0, *, conv1d: bool = False) -> tuple[Linear, Linear]:
@@ -130,37 +151,33 @@ def rotary_by_kind(model: Model) -> Tree:
 
 
 def causal_lm(
-    model: Model,
-    base: str,
-    class_name: str = "@Model",
-    /,
-    *buffers: TreeTensor,
-    **children: Tree | Module | None,
-) -> Tree:
+    base: str, class_name: str = "@Model", /, *buffers: TreeTensor, **children: Piece
+) -> TreeOf:
     """A base model of this name, and the head; a tied head has no weight of its own."""
-    width = model.word_embed_proj_dim or model.hidden_size
-    head = Linear("", width, model.vocab_size, model.lm_head_bias)
-    return tree(
-        **{base: tree(class_name, *buffers, **children)},
-        lm_head=LEAF if model.tie_word_embeddings else head,
-    )
+    base_model = made(class_name, *buffers, **children)
+
+    def root(model: Model) -> Tree:
+        width = model.word_embed_proj_dim or model.hidden_size
+        head = Linear("", width, model.vocab_size, model.lm_head_bias)
+        head_or_tied = LEAF if model.tie_word_embeddings else head
+        return tree(**{base: base_model(model)}, lm_head=head_or_tied)
+
+    return root
 
 
 def decoder(
-    model: Model,
     *,
     class_name: str = "@Model",
-    embedding: Callable[[Model], Tree | Embedding] = tokens,
-    final_norm: Callable[[Model], Norm] = norm,
-    rotary_emb: Callable[[Model], Tree | None] = rotary,
-) -> Tree:
+    embedding: PieceOf = tokens,
+    final_norm: PieceOf = norm,
+    rotary_emb: PieceOf = rotary,
+) -> TreeOf:
     """Llama's: embedding, layers, final norm, rotary frequencies, head."""
     return causal_lm(
-        model,
         "model",
         class_name,
-        embed_tokens=embedding(model),
+        embed_tokens=embedding,
         layers=LAYERS,
-        norm=final_norm(model),
-        rotary_emb=rotary_emb(model),
+        norm=final_norm,
+        rotary_emb=rotary_emb,
     )

@@ -69,10 +69,7 @@ class Config:
             return default
         value = self.values[name]
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise InputError(
-                f"{name} must be a whole number from 1 to {most}, not {short(value)}; "
-                "correct it in the config."
-            )
+            raise wrong(name, f"be a whole number from 1 to {most}", value)
         return value
 
     def flag(self, name: str, *, default: bool) -> bool:
@@ -81,9 +78,7 @@ class Config:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise InputError(
-                f"{name} must be true or false, not {short(value)}; correct it in the config."
-            )
+            raise wrong(name, "be true or false", value)
         return value
 
     def share(self, name: str, *, default: float = 0.0) -> float:
@@ -92,10 +87,7 @@ class Config:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise InputError(
-                f"{name} must be a number from 0 to 1, not {short(value)}; "
-                "correct it in the config."
-            )
+            raise wrong(name, "be a number from 0 to 1", value)
         return float(value)
 
     def text(self, *names: str, default: str) -> str:
@@ -105,9 +97,7 @@ class Config:
             return default
         value = self.values[name]
         if not isinstance(value, str) or not value:
-            raise InputError(
-                f"{name} must be a name, not {short(value)}; correct it in the config."
-            )
+            raise wrong(name, "be a name", value)
         return value
 
     def cap(self, name: str, default: float | None) -> bool:
@@ -116,10 +106,7 @@ class Config:
         if value is None:
             return False
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 10**9:
-            raise InputError(
-                f"{name} must be a positive number or null, not {short(value)}; "
-                "correct it in the config."
-            )
+            raise wrong(name, "be a positive number or null", value)
         return True
 
     def part(self, name: str) -> Config:
@@ -128,9 +115,7 @@ class Config:
         if value is None:
             return Config({}, self.model_type)
         if not isinstance(value, Mapping):
-            raise InputError(
-                f"{name} must be an object, not {short(value)}; correct it in the config."
-            )
+            raise wrong(name, "be an object", value)
         return Config(value, self.model_type)
 
     def items(self, name: str, layers: int) -> tuple[object, ...]:
@@ -154,6 +139,11 @@ def short(value: object, most: int = 40) -> str:
         if len(listed) <= most:
             return listed
     return show(value)
+
+
+def wrong(name: str, must: str, value: object) -> InputError:
+    """The error of a key that must be something else."""
+    return InputError(f"{name} must {must}, not {short(value)}; correct it in the config.")
 
 
 def refuse_others(read: Config, only: Mapping[str, object]) -> None:

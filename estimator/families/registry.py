@@ -61,25 +61,9 @@ _LINEAR_ATTENTION = (
 
 BEYOND: Mapping[str, str] = {
     **dict.fromkeys(
-        (
-            "bamba",
-            "falcon_mamba",
-            "jamba",
-            "mamba",
-            "mamba2",
-            "zamba",
-            "zamba2",
-        ),
-        _STATE_SPACE,
+        ["bamba", "falcon_mamba", "jamba", "mamba", "mamba2", "zamba", "zamba2"], _STATE_SPACE
     ),
-    **dict.fromkeys(
-        (
-            "kimi_linear",
-            "minimax",
-            "olmo_hybrid",
-        ),
-        _LINEAR_ATTENTION,
-    ),
+    **dict.fromkeys(("kimi_linear", "minimax", "olmo_hybrid"), _LINEAR_ATTENTION),
     "mllama": "some of its layers attend to the image",
     "mllama_text_model": "some of its layers attend to the image",
     "recurrent_gemma": "two of three layers are recurrent",

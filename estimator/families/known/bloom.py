@@ -11,36 +11,29 @@ from estimator.families.block import Block
 from estimator.families.config_class import ConfigClass, Why
 from estimator.families.config_rules import fixed_biases
 from estimator.families.family import Family, ModuleClass, NormKind
-from estimator.families.modules import LAYERS, LEAF, Tree, tree
+from estimator.families.layers import plain_mlp
+from estimator.families.modules import LAYERS, LEAF
 from estimator.families.own_attention import plus_mask
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
-from estimator.values.specs import Model
 
-
-def _tree(model: Model) -> Tree:
-    qkv, output = parts.fused_projections(model)
-    up, down = parts.up_and_down(model)
-    return tree(
-        "@Block",
-        input_layernorm=parts.biased_norm(model),
-        self_attention=tree(
-            "@Attention", query_key_value=qkv, dense=output, attention_dropout=LEAF
-        ),
-        post_attention_layernorm=parts.biased_norm(model),
-        mlp=tree("@MLP", dense_h_to_4h=up, gelu_impl=LEAF, dense_4h_to_h=down),
-    )
-
-
-def _root(model: Model) -> Tree:
-    return parts.causal_lm(
-        model,
-        "transformer",
-        word_embeddings=parts.tokens(model),
-        word_embeddings_layernorm=parts.biased_norm(model),
-        h=LAYERS,
-        ln_f=parts.biased_norm(model),
-    )
+_MLP = plain_mlp("dense_h_to_4h", "dense_4h_to_h", "up gelu_impl down")
+_TREE = parts.made(
+    "@Block",
+    input_layernorm=parts.biased_norm,
+    self_attention=parts.made(
+        "@Attention", query_key_value=parts.fused_qkv, dense=parts.output, attention_dropout=LEAF
+    ),
+    post_attention_layernorm=parts.biased_norm,
+    mlp=_MLP.tree,
+)
+_ROOT = parts.causal_lm(
+    "transformer",
+    word_embeddings=parts.tokens,
+    word_embeddings_layernorm=parts.biased_norm,
+    h=LAYERS,
+    ln_f=parts.biased_norm,
+)
 
 
 def bloom(b: Block, x: Tensor) -> Tensor:
@@ -89,8 +82,8 @@ FAMILIES = (
             dropout_modules=(True, True, False),
         ),
         prefix="Bloom",
-        layer=ModuleClass("", _tree, bloom),
-        root=_root,
+        layer=ModuleClass("", _TREE, bloom),
+        root=_ROOT,
         norm=NormKind.LAYER_NORM,
         rotary=None,
         eager_only=True,

@@ -29,10 +29,10 @@ from estimator.families.known.llama import LLAMA_LAYER
 from estimator.families.layer_kinds import DENSE
 from estimator.families.layers import attention_tree, decoder_layer, late_norm_attention
 from estimator.families.modules import LEAF, Tree, tree, with_buffers
-from estimator.families.reader import MOST_LAYERS, Config, short
+from estimator.families.reader import MOST_LAYERS, Config, wrong
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
-from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
+from estimator.values.refusals import NOT_MODELLED, Refusal
 from estimator.values.specs import Model
 
 
@@ -108,17 +108,14 @@ def _ernie_mlps(read: Config, layers: int) -> tuple[str, ...]:
     )
     for name, value in (("moe_layer_start_index", first), ("moe_layer_end_index", last)):
         if type(value) is not int or not -1 <= value <= MOST_LAYERS:
-            raise InputError(
-                f"{name} must be a whole number, a layer, not {short(value)}; correct it in the config."
-            )
+            raise wrong(name, "be a whole number, a layer", value)
     assert isinstance(first, int)
     assert isinstance(last, int)
     last = layers - 1 if last == -1 else last
-    kinds = tuple(
+    return tuple(
         "sparse" if (layer + 1) % every == 0 and first <= layer <= last else DENSE
         for layer in range(layers)
     )
-    return kinds if DENSE in kinds else ()
 
 
 FAMILIES = (

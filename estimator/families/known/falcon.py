@@ -25,7 +25,7 @@ _MLP = plain_mlp("dense_h_to_4h", "dense_4h_to_h", "up act down")
 
 
 def _tree(model: Model) -> Tree:
-    linears = (*parts.fused_projections(model), *parts.up_and_down(model))
+    linears = (parts.fused_qkv(model), parts.output(model), *parts.up_and_down(model))
     qkv, output, up, down = (replace(linear, own_class=True) for linear in linears)
     present = falcon_norm_names(model)
     order = ("ln_attn", "ln_mlp", "post_attention_layernorm", "input_layernorm")
@@ -39,15 +39,13 @@ def _tree(model: Model) -> Tree:
     )
 
 
-def _root(model: Model) -> Tree:
-    return parts.causal_lm(
-        model,
-        "transformer",
-        word_embeddings=parts.tokens(model),
-        h=LAYERS,
-        ln_f=parts.biased_norm(model),
-        rotary_emb=parts.rotary(model),
-    )
+_ROOT = parts.causal_lm(
+    "transformer",
+    word_embeddings=parts.tokens,
+    h=LAYERS,
+    ln_f=parts.biased_norm,
+    rotary_emb=parts.rotary,
+)
 
 
 def falcon_norm_names(model: Model) -> tuple[str, ...]:
@@ -208,7 +206,7 @@ FAMILIES = (
         ),
         prefix="Falcon",
         layer=ModuleClass("", _tree, falcon),
-        root=_root,
+        root=_ROOT,
         norm=NormKind.LAYER_NORM,
         always_masked=True,
         returns_weights=True,

@@ -34,15 +34,13 @@ def _tree(model: Model) -> Tree:
     )
 
 
-def _root(model: Model) -> Tree:
-    return parts.causal_lm(
-        model,
-        "model",
-        embed_tokens=parts.tokens(model),
-        layers=LAYERS,
-        final_layernorm=parts.norm(model),
-        rotary_emb=parts.rotary(model),
-    )
+_ROOT = parts.causal_lm(
+    "model",
+    embed_tokens=parts.tokens,
+    layers=LAYERS,
+    final_layernorm=parts.norm,
+    rotary_emb=parts.rotary,
+)
 
 
 def falcon_h1(b: Block, x: Tensor) -> Tensor:
@@ -102,7 +100,7 @@ FAMILIES = (
         config=ConfigClass(key_value_heads=8, biases=attention_biases(has_mlp_key=True), own=_own),
         prefix="FalconH1",
         layer=ModuleClass("", _tree, falcon_h1),
-        root=_root,
+        root=_ROOT,
         scales_embedding=True,
         scales_logits=True,
         fallback=MAMBA_FALLBACK,

@@ -59,7 +59,7 @@ GEMMA = Family(
     ),
     prefix="Gemma",
     layer=LLAMA_LAYER,
-    root=partial(parts.decoder, embedding=parts.scaled_tokens),
+    root=parts.decoder(embedding=parts.scaled_tokens),
     norm=NormKind.RMS_ONE_PLUS,
     scales_embedding=True,
     scales_in_module=True,
@@ -120,8 +120,7 @@ FAMILIES = (
         ),
         prefix="Gemma3",
         layer=sandwiched(NORMED_ATTENTION._replace(forward=late_norm_attention), GATED_MLP),
-        root=partial(
-            parts.decoder,
+        root=parts.decoder(
             class_name="@TextModel",
             embedding=parts.scaled_tokens,
             rotary_emb=parts.rotary_by_kind,

@@ -215,18 +215,18 @@ def text_model(model: Model, rotary_emb: Tree, *buffers: TreeTensor, **more: Tre
         "per_layer_model_projection": parts.linear(model.hidden_size, of_all_layers),
         "per_layer_projection_norm": Norm("", width),
     }
-    return parts.causal_lm(
-        model,
+    whole = parts.causal_lm(
         "model",
         "@TextModel",
         *buffers,
-        embed_tokens=parts.scaled_tokens(model),
+        embed_tokens=parts.scaled_tokens,
         layers=LAYERS,
-        norm=parts.norm(model),
+        norm=parts.norm,
         rotary_emb=rotary_emb,
         **(of_layers if width else {}),
         **more,
     )
+    return whole(model)
 
 
 def _root(model: Model) -> Tree:

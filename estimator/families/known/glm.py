@@ -73,8 +73,7 @@ def _latent(read: Config, fields: Fields) -> Fields:
 def _listed_mlps(read: Config, layers: int) -> tuple[str, ...]:
     """GLM-4.7 Flash names each; by its class's default the first has one MLP."""
     listed = read.items("mlp_layer_types", layers) or (DENSE, *["sparse"] * (layers - 1))
-    kinds = kinds_in(read, "mlp_layer_types", listed, (DENSE, "sparse"))
-    return kinds if DENSE in kinds else ()
+    return kinds_in(read, "mlp_layer_types", listed, (DENSE, "sparse"))
 
 
 _DENSE = ConfigClass(

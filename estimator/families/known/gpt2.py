@@ -26,7 +26,8 @@ _CONV1D, _LINEAR = (
 
 
 def _tree(model: Model, *, mlp: ModuleClass, **dropouts: Tree) -> Tree:
-    qkv, output = parts.fused_projections(model, conv1d=mlp is _CONV1D)
+    conv1d = mlp is _CONV1D
+    qkv, output = parts.fused_qkv(model, conv1d=conv1d), parts.output(model, conv1d=conv1d)
     return tree(
         "@Block",
         ln_1=parts.biased_norm(model),
@@ -36,22 +37,19 @@ def _tree(model: Model, *, mlp: ModuleClass, **dropouts: Tree) -> Tree:
     )
 
 
-def _root(model: Model, *buffers: TreeTensor) -> Tree:
-    return parts.causal_lm(
-        model,
-        "transformer",
-        "@Model",
-        *buffers,
-        wte=parts.tokens(model),
-        wpe=parts.learned_positions(model),
-        drop=LEAF,
-        h=LAYERS,
-        ln_f=parts.biased_norm(model),
-    )
+_GPT2: dict[str, parts.Piece] = {
+    "wte": parts.tokens,
+    "wpe": parts.learned_positions,
+    "drop": LEAF,
+    "h": LAYERS,
+    "ln_f": parts.biased_norm,
+}
+_ROOT = parts.causal_lm("transformer", **_GPT2)
 
 
 def _masked_root(model: Model) -> Tree:
-    return _root(model, TreeTensor("bias", model.max_position_embeddings**2, Width.BOOL))
+    mask = TreeTensor("bias", model.max_position_embeddings**2, Width.BOOL)
+    return parts.causal_lm("transformer", "@Model", mask, **_GPT2)(model)
 
 
 def gpt2(b: Block, x: Tensor) -> Tensor:
@@ -97,7 +95,7 @@ FAMILIES = (
         ),
         prefix="GPT2",
         layer=ModuleClass("", partial(_tree, mlp=_CONV1D, attn_dropout=LEAF), gpt2),
-        root=_root,
+        root=_ROOT,
         norm=NormKind.LAYER_NORM,
         rotary=None,
         softmax_float32=False,

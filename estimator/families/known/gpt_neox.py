@@ -10,38 +10,31 @@ from estimator.families.block import Block
 from estimator.families.config_class import ConfigClass, Fields, Why
 from estimator.families.family import Family, ModuleClass, NormKind
 from estimator.families.layers import fused_attention, plain_mlp
-from estimator.families.modules import LAYERS, LEAF, Tree, tree
+from estimator.families.modules import LAYERS, LEAF
 from estimator.families.reader import Config
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
-from estimator.values.specs import Model
 
 _MLP = plain_mlp("dense_h_to_4h", "dense_4h_to_h", "up down act")
 
 
-def _tree(model: Model) -> Tree:
-    qkv, output = parts.fused_projections(model)
-    return tree(
-        "@Layer",
-        input_layernorm=parts.biased_norm(model),
-        post_attention_layernorm=parts.biased_norm(model),
-        post_attention_dropout=LEAF,
-        post_mlp_dropout=LEAF,
-        attention=tree("@Attention", query_key_value=qkv, dense=output),
-        mlp=_MLP.tree(model),
-    )
-
-
-def _root(model: Model) -> Tree:
-    return parts.causal_lm(
-        model,
-        "gpt_neox",
-        embed_in=parts.tokens(model),
-        emb_dropout=LEAF,
-        layers=LAYERS,
-        final_layer_norm=parts.biased_norm(model),
-        rotary_emb=parts.rotary(model),
-    )
+_TREE = parts.made(
+    "@Layer",
+    input_layernorm=parts.biased_norm,
+    post_attention_layernorm=parts.biased_norm,
+    post_attention_dropout=LEAF,
+    post_mlp_dropout=LEAF,
+    attention=parts.made("@Attention", query_key_value=parts.fused_qkv, dense=parts.output),
+    mlp=_MLP.tree,
+)
+_ROOT = parts.causal_lm(
+    "gpt_neox",
+    embed_in=parts.tokens,
+    emb_dropout=LEAF,
+    layers=LAYERS,
+    final_layer_norm=parts.biased_norm,
+    rotary_emb=parts.rotary,
+)
 
 
 def gpt_neox(b: Block, x: Tensor) -> Tensor:
@@ -84,8 +77,8 @@ FAMILIES = (
             own=_own,
         ),
         prefix="GPTNeoX",
-        layer=ModuleClass("", _tree, gpt_neox),
-        root=_root,
+        layer=ModuleClass("", _TREE, gpt_neox),
+        root=_ROOT,
         norm=NormKind.LAYER_NORM,
         unread={Why.NUMBERS: "rotary_emb_base", Why.OFF: "rotary_pct"},
     ),

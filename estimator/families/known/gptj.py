@@ -41,11 +41,6 @@ def _tree(model: Model) -> Tree:
     )
 
 
-def _root(model: Model) -> Tree:
-    wte, final = parts.tokens(model), parts.biased_norm(model)
-    return parts.causal_lm(model, "transformer", wte=wte, drop=LEAF, h=LAYERS, ln_f=final)
-
-
 def gptj(b: Block, x: Tensor) -> Tensor:
     """GPT-J: one LayerNorm, parallel attention and MLP; its own eager attention."""
     residual = x
@@ -130,7 +125,9 @@ FAMILIES = (
         ),
         prefix="GPTJ",
         layer=ModuleClass("", _tree, gptj),
-        root=_root,
+        root=parts.causal_lm(
+            "transformer", wte=parts.tokens, drop=LEAF, h=LAYERS, ln_f=parts.biased_norm
+        ),
         norm=NormKind.LAYER_NORM,
         rotary=None,
         eager_only=True,

@@ -15,7 +15,7 @@ from estimator.families.block import Block
 from estimator.families.config_class import ConfigClass, ExpertKeys, Fields, Why
 from estimator.families.config_rules import attention_biases, mamba_of_hidden, mamba_width
 from estimator.families.experts import experts_tree, mixture, router
-from estimator.families.family import Family, Kernels, ModuleClass, TreeOf
+from estimator.families.family import Family, Kernels, ModuleClass
 from estimator.families.known.llama import LLAMA_LAYER
 from estimator.families.layer_kinds import FULL_ATTENTION, LINEAR_ATTENTION, MAMBA
 from estimator.families.layers import (
@@ -46,7 +46,9 @@ def _moe_tree(model: Model) -> Tree:
     )
 
 
-def _hybrid(name: str, mixer_tree: TreeOf, mixer: Callable[[Block, Tensor], Tensor]) -> ModuleClass:
+def _hybrid(
+    name: str, mixer_tree: parts.TreeOf, mixer: Callable[[Block, Tensor], Tensor]
+) -> ModuleClass:
     """Granite 4.0: the MLP called shared is the only one if there are no experts."""
 
     def layer_tree(model: Model) -> Tree:
@@ -166,7 +168,7 @@ FAMILIES = (
                 partial(mamba, block="mamba"),
             )
         },
-        root=partial(parts.decoder, rotary_emb=_rotary),
+        root=parts.decoder(rotary_emb=_rotary),
         tables_if_turned=True,
         fallback=MAMBA_FALLBACK,
         liger=None,

@@ -100,7 +100,7 @@ def _short_convolution(b: Block, x: Tensor) -> Tensor:
 
 def _attention_tree(model: Model) -> Tree:
     norms = parts.head_norms(model, "q_layernorm", "k_layernorm")
-    return tree("@Attention", **parts.projections(model, output="out_proj"), **norms)
+    return tree("@Attention", **parts.projections(model, last="out_proj"), **norms)
 
 
 def _convolution_tree(model: Model) -> Tree:
@@ -113,15 +113,13 @@ def _convolution_tree(model: Model) -> Tree:
     )
 
 
-def _root(model: Model) -> Tree:
-    return parts.causal_lm(
-        model,
-        "model",
-        embed_tokens=parts.tokens(model),
-        layers=LAYERS,
-        rotary_emb=parts.rotary(model),
-        embedding_norm=parts.norm(model),
-    )
+_ROOT = parts.causal_lm(
+    "model",
+    embed_tokens=parts.tokens,
+    layers=LAYERS,
+    rotary_emb=parts.rotary,
+    embedding_norm=parts.norm,
+)
 
 
 def _width(read: Config, hidden: int) -> int:
@@ -174,7 +172,7 @@ FAMILIES = (
         prefix="Lfm2",
         layer=_layer("self_attn", _attention_tree, _attention),
         others={CONVOLUTION: _layer("conv", _convolution_tree, _short_convolution)},
-        root=_root,
+        root=_ROOT,
         fallback=("short convolutions", "causal-conv1d"),
         unread={
             Why.OFF: "block_multiple_of full_attn_idxs intermediate_size",

@@ -9,7 +9,6 @@ Source: transformers 5.23, models/llama4/modeling_llama4.py.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from estimator.families import parts
 from estimator.families.block import Block
@@ -20,10 +19,10 @@ from estimator.families.family import Family, ModuleClass, Rotary
 from estimator.families.layer_kinds import DENSE, FULL_ATTENTION, SLIDING, UNTURNED
 from estimator.families.layers import gated_mlp_tree, unfused_gated_mlp
 from estimator.families.modules import Tree, tree
-from estimator.families.reader import KEY_NOT_MODELLED, MOST_LAYERS, Config, short
+from estimator.families.reader import KEY_NOT_MODELLED, MOST_LAYERS, Config, wrong
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
-from estimator.values.refusals import InputError, Line, Refusal
+from estimator.values.refusals import Line, Refusal
 from estimator.values.specs import Model
 
 
@@ -189,12 +188,7 @@ def _interleaved(read: Config, layers: int) -> tuple[str, ...]:
     elif isinstance(listed, list | tuple) and all(type(index) is int for index in listed):
         sparse = {index for index in listed if index in range(layers)}
     else:
-        raise InputError(
-            f"moe_layers must list whole numbers, the layers with experts, not {short(listed)}; "
-            "correct it in the config."
-        )
-    if len(sparse) == layers:
-        return ()
+        raise wrong("moe_layers", "list whole numbers, the layers with experts", listed)
     return tuple("sparse" if layer in sparse else DENSE for layer in range(layers))
 
 
@@ -226,7 +220,7 @@ FAMILIES = (
             f"{DENSE}-{UNTURNED}": _layer(is_dense=True, turned=False),
         },
         kind=_llama4_kind,
-        root=partial(parts.decoder, class_name="@TextModel"),
+        root=parts.decoder(class_name="@TextModel"),
         splits_packed_experts=True,
         rotary=Rotary.COMPLEX,
         softmax_float32=False,

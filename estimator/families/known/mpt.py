@@ -11,31 +11,22 @@ from estimator.families.config_class import ConfigClass, Fields, Why
 from estimator.families.config_rules import fixed_biases
 from estimator.families.family import Family, ModuleClass, NormKind
 from estimator.families.layers import plain_mlp
-from estimator.families.modules import LAYERS, LEAF, Tree, tree
+from estimator.families.modules import LAYERS, LEAF
 from estimator.families.own_attention import attention_scores, weighted
 from estimator.families.reader import Config
 from estimator.tape import operators as op
 from estimator.tape.tape import Tensor
-from estimator.values.specs import Model
 
 _MLP = plain_mlp(order="up act down", name="ffn")
-
-
-def _tree(model: Model) -> Tree:
-    qkv, output = parts.fused_projections(model)
-    return tree(
-        "@Block",
-        norm_1=parts.norm(model),
-        attn=tree("@Attention", Wqkv=qkv, out_proj=output),
-        norm_2=parts.norm(model),
-        ffn=_MLP.tree(model),
-        resid_attn_dropout=LEAF,
-    )
-
-
-def _root(model: Model) -> Tree:
-    wte, final = parts.tokens(model), parts.norm(model)
-    return parts.causal_lm(model, "transformer", wte=wte, blocks=LAYERS, norm_f=final)
+_TREE = parts.made(
+    "@Block",
+    norm_1=parts.norm,
+    attn=parts.made("@Attention", Wqkv=parts.fused_qkv, out_proj=parts.output),
+    norm_2=parts.norm,
+    ffn=_MLP.tree,
+    resid_attn_dropout=LEAF,
+)
+_ROOT = parts.causal_lm("transformer", wte=parts.tokens, blocks=LAYERS, norm_f=parts.norm)
 
 
 def mpt(b: Block, x: Tensor) -> Tensor:
@@ -99,8 +90,8 @@ FAMILIES = (
             nested=ATTENTION,
         ),
         prefix="Mpt",
-        layer=ModuleClass("", _tree, mpt),
-        root=_root,
+        layer=ModuleClass("", _TREE, mpt),
+        root=_ROOT,
         norm=NormKind.LAYER_NORM,
         rotary=None,
         eager_only=True,

@@ -6,7 +6,6 @@ Source: transformers 5.23, models/nemotron, modeling_*.py.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from estimator.families import parts
 from estimator.families.config_class import ConfigClass
@@ -22,7 +21,7 @@ FAMILIES = (
         ),
         prefix="Nemotron",
         layer=decoder_layer(ATTENTION, plain_mlp(), bias=True),
-        root=partial(parts.decoder, final_norm=parts.biased_norm),
+        root=parts.decoder(final_norm=parts.biased_norm),
         norm=NormKind.LAYER_NORM_PLUS_ONE,
         liger=replace(NO_KERNELS, fuses_head=True, relu_squared=True),
     ),

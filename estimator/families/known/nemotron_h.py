@@ -81,11 +81,6 @@ def _experts(b: Block, x: Tensor) -> Tensor:
     return op.add(b.tape, experts, _SHARED.forward(b, x))
 
 
-def _root(model: Model) -> Tree:
-    embeddings, final = parts.tokens(model), parts.norm(model)
-    return parts.causal_lm(model, "model", embeddings=embeddings, layers=LAYERS, norm_f=final)
-
-
 def _layers(read: Config) -> tuple[str, ...]:
     """The mixer of every layer, by letters or by name; the list says how many layers there are.
 
@@ -167,7 +162,7 @@ FAMILIES = (
             MLP: _layer(_MLP),
             EXPERTS: _layer(ModuleClass("mixer", _experts_tree, _experts)),
         },
-        root=_root,
+        root=parts.causal_lm("model", embeddings=parts.tokens, layers=LAYERS, norm_f=parts.norm),
         norm=NormKind.RMS_WEIGHT_FLOAT32,
         rotary=None,
         float32_logits=True,

@@ -6,7 +6,6 @@ Source: transformers 5.23, models/olmo, models/olmo2, models/olmo3, models/olmoe
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from estimator.families import parts
 from estimator.families.config_class import ConfigClass, ExpertKeys, Fields, WindowKeys
@@ -69,7 +68,7 @@ FAMILIES = (
         model_type="olmo3",
         config=ConfigClass(windows=WindowKeys(default=4096, pattern=4, pattern_is_fixed=True)),
         prefix="Olmo3",
-        root=partial(parts.decoder, rotary_emb=parts.rotary_by_kind),
+        root=parts.decoder(rotary_emb=parts.rotary_by_kind),
         tables_by_kind=True,
     ),
     Family(

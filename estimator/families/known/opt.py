@@ -46,7 +46,7 @@ def _root(model: Model) -> Tree:
         final_layer_norm=parts.biased_norm(model) if model.do_layer_norm_before else None,
         layers=LAYERS,
     )
-    return parts.causal_lm(model, "model", decoder=decoder)
+    return parts.causal_lm("model", decoder=decoder)(model)
 
 
 def opt(b: Block, x: Tensor) -> Tensor:

@@ -23,19 +23,23 @@ from estimator.tape.tape import Tensor
 from estimator.values.specs import Model
 
 _PHI_MLP = plain_mlp("fc1", "fc2", "activation_fn up down")
-
-
-def _phi3_tree(model: Model) -> Tree:
-    qkv, output = parts.fused_projections(model)
-    return tree(
-        "@DecoderLayer",
-        self_attn=tree("@Attention", o_proj=output, qkv_proj=qkv),
-        mlp=FUSED_GATED_MLP.tree(model),
-        input_layernorm=parts.norm(model),
-        post_attention_layernorm=parts.norm(model),
-        resid_attn_dropout=LEAF,
-        resid_mlp_dropout=LEAF,
-    )
+_PHI3_TREE = parts.made(
+    "@DecoderLayer",
+    self_attn=parts.made("@Attention", o_proj=parts.output, qkv_proj=parts.fused_qkv),
+    mlp=FUSED_GATED_MLP.tree,
+    input_layernorm=parts.norm,
+    post_attention_layernorm=parts.norm,
+    resid_attn_dropout=LEAF,
+    resid_mlp_dropout=LEAF,
+)
+_PHI_ROOT = parts.causal_lm(
+    "model",
+    embed_tokens=parts.tokens,
+    layers=LAYERS,
+    rotary_emb=parts.rotary,
+    embed_dropout=LEAF,
+    final_layernorm=parts.biased_norm,
+)
 
 
 def _phi_tree(model: Model) -> Tree:
@@ -44,24 +48,12 @@ def _phi_tree(model: Model) -> Tree:
         "@DecoderLayer",
         self_attn=tree(
             "@Attention",
-            **parts.projections(model, output="dense"),
+            **parts.projections(model, last="dense"),
             **(norms if model.qk_norm else {}),
         ),
         mlp=_PHI_MLP.tree(model),
         input_layernorm=parts.biased_norm(model),
         resid_dropout=LEAF,
-    )
-
-
-def _phi_root(model: Model) -> Tree:
-    return parts.causal_lm(
-        model,
-        "model",
-        embed_tokens=parts.tokens(model),
-        layers=LAYERS,
-        rotary_emb=parts.rotary(model),
-        embed_dropout=LEAF,
-        final_layernorm=parts.biased_norm(model),
     )
 
 
@@ -102,7 +94,7 @@ FAMILIES = (
         ),
         prefix="Phi",
         layer=ModuleClass("", _phi_tree, phi),
-        root=_phi_root,
+        root=_PHI_ROOT,
         norm=NormKind.LAYER_NORM,
         rebinds_embedding=True,
     ),
@@ -115,7 +107,7 @@ FAMILIES = (
             dropouts=(None, ("attention_dropout", 0.0), ("resid_pdrop", 0.0)),
         ),
         prefix="Phi3",
-        layer=ModuleClass("", _phi3_tree, phi3),
+        layer=ModuleClass("", _PHI3_TREE, phi3),
         liger=Kernels(),
         unread={
             Why.UNREAD: "attention_bias embd_pdrop full_attn_mod interpolate_factor lm_head_bias mlp_bias"

@@ -6,7 +6,6 @@ Source: transformers 5.23, models/phimoe/modeling_phimoe.py.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from estimator.families import parts
 from estimator.families.block import Block
@@ -146,7 +145,7 @@ FAMILIES = (
             ModuleClass("mlp", _mixture_tree, _mixture),
             bias=True,
         ),
-        root=partial(parts.decoder, final_norm=parts.biased_norm),
+        root=parts.decoder(final_norm=parts.biased_norm),
         norm=NormKind.LAYER_NORM,
         unread={Why.NUMBERS: "router_jitter_noise"},
     ),

@@ -14,7 +14,7 @@ from estimator.families.known.llama import LLAMA_LAYER
 from estimator.families.layer_kinds import DENSE, FULL_ATTENTION, SLIDING
 from estimator.families.layers import ATTENTION, GATED_MLP, NORMED_ATTENTION, decoder_layer
 from estimator.families.modules import Tree, tree
-from estimator.families.reader import MOST_LAYERS, Config, short
+from estimator.families.reader import MOST_LAYERS, Config, wrong
 from estimator.values.refusals import InputError
 from estimator.values.specs import Model
 
@@ -35,9 +35,7 @@ def _mlps(read: Config, layers: int) -> tuple[str, ...]:
     every = read.whole("decoder_sparse_step", default=1, most=MOST_LAYERS)
     dense = read.values.get("mlp_only_layers") or ()
     if not isinstance(dense, list | tuple) or not all(type(layer) is int for layer in dense):
-        raise InputError(
-            f"mlp_only_layers must list layers as whole numbers, not {short(dense)}; correct it in the config."
-        )
+        raise wrong("mlp_only_layers", "list layers as whole numbers", dense)
     kinds = tuple(
         DENSE if layer in dense or (layer + 1) % every else "sparse" for layer in range(layers)
     )
@@ -46,16 +44,13 @@ def _mlps(read: Config, layers: int) -> tuple[str, ...]:
             f"mlp_only_layers and decoder_sparse_step leave no layer with experts; take the dense "
             f"{read.model_type.removesuffix('_moe')} instead."
         )
-    return kinds if DENSE in kinds else ()
+    return kinds
 
 
 def _first_windowed(read: Config) -> int:
     first = read.values.get("max_window_layers", 28)  # Qwen2Config, Qwen2MoeConfig and Qwen3Config
     if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-        raise InputError(
-            f"max_window_layers must be a whole number from 0, not {short(first)}; "
-            "correct it in the config."
-        )
+        raise wrong("max_window_layers", "be a whole number from 0", first)
     return first
 
 

@@ -6,7 +6,6 @@ Source: transformers 5.23, models/qwen3_5_moe, models/qwen3_5, models/qwen3_next
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from estimator.families import parts
 from estimator.families.block import Block
@@ -106,7 +105,7 @@ _QWEN3_5 = Family(
     prefix="Qwen3_5",
     layer=decoder_layer(_ATTENTION, GATED_MLP),
     others={DELTA: decoder_layer(DELTA_NET, GATED_MLP)},
-    root=partial(parts.decoder, class_name="@TextModel"),
+    root=parts.decoder(class_name="@TextModel"),
     norm=NormKind.RMS_ONE_PLUS,
     tables_by_text=True,
     fallback=("gated delta-nets", "flash-linear-attention and causal-conv1d"),

@@ -5,8 +5,6 @@ Source: transformers 5.23, models/stablelm, modeling_*.py.
 
 from __future__ import annotations
 
-from functools import partial
-
 from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.config_class import ConfigClass, Why
@@ -92,7 +90,7 @@ FAMILIES = (
         ),
         prefix="StableLm",
         layer=ModuleClass("", _tree, stablelm),
-        root=partial(parts.decoder, final_norm=parts.biased_norm),
+        root=parts.decoder(final_norm=parts.biased_norm),
         norm=NormKind.LAYER_NORM,
         unread={Why.UNREAD: "rotary_scaling_factor"},
     ),

@@ -5,8 +5,6 @@ Source: transformers 5.23, models/starcoder2, modeling_*.py.
 
 from __future__ import annotations
 
-from functools import partial
-
 from estimator.families import parts
 from estimator.families.config_class import ConfigClass, Why, WindowKeys
 from estimator.families.config_rules import one_bias
@@ -31,7 +29,7 @@ FAMILIES = (
         ),
         prefix="Starcoder2",
         layer=decoder_layer(ATTENTION, plain_mlp("c_fc", "c_proj", "up down act"), bias=True),
-        root=partial(parts.decoder, final_norm=parts.biased_norm),
+        root=parts.decoder(final_norm=parts.biased_norm),
         norm=NormKind.LAYER_NORM,
         unread={
             Why.UNREAD: """

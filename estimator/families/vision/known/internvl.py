@@ -80,7 +80,7 @@ def _tree(model: Model) -> Tree:
         scales=OwnParameter(Kernel("", ((hidden,), (hidden,)), ("lambda_1", "lambda_2"))),
         attention=tree(
             "InternVLVisionAttention",
-            **parts.projections(model, output="projection_layer"),
+            **parts.projections(model, last="projection_layer"),
             projection_dropout=LEAF,
             q_norm=Norm("", hidden) if normed else LEAF,
             k_norm=Norm("", hidden) if normed else LEAF,

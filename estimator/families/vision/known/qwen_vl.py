@@ -17,7 +17,7 @@ from estimator.families.family import NO_KERNELS, TOWER_NORMS, Family, ModuleCla
 from estimator.families.images.qwen_vl import Qwen2VLImageProcessor
 from estimator.families.images.videos import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
 from estimator.families.layers import (
-    gated_mlp_tree,
+    GATED_MLP,
     plain_mlp,
     residual_forward,
     unfused_gated_mlp,
@@ -115,38 +115,6 @@ def _qwen3(read: Config, whole: Config, *, wrapper: str = "qwen3_vl", deep: bool
 
 
 # -- modules -----------------------------------------------------------------------------------------------------
-
-_QWEN2_MLP = plain_mlp("fc1", "fc2", "up act down", class_name="VisionMlp")
-_QWEN3_MLP = plain_mlp("linear_fc1", "linear_fc2", "up down act_fn", class_name="@VisionMLP")
-
-
-def _layer_tree(
-    model: Model, mlp: Tree, *, bias: bool, attention: str = "@VisionAttention"
-) -> Tree:
-    hidden = model.hidden_size
-    return tree(
-        "@VisionBlock",
-        norm1=parts.norm(model, bias=bias),
-        norm2=parts.norm(model, bias=bias),
-        attn=tree(
-            attention,
-            qkv=parts.linear(hidden, 3 * hidden, bias=True),
-            proj=parts.linear(hidden, hidden, bias=True),
-        ),
-        mlp=mlp,
-    )
-
-
-def _qwen2_5_tree(model: Model) -> Tree:
-    return _layer_tree(model, gated_mlp_tree(model), bias=False)
-
-
-def _qwen2_tree(model: Model) -> Tree:
-    return _layer_tree(model, _QWEN2_MLP.tree(model), bias=True, attention="VisionAttention")
-
-
-def _qwen3_tree(model: Model) -> Tree:
-    return _layer_tree(model, _QWEN3_MLP.tree(model), bias=True)
 
 
 def _patches(model: Model, class_name: str, pixels: int, *, bias: bool) -> Tree:
@@ -246,14 +214,36 @@ def qwen2_vision(b: Block, x: Tensor) -> Tensor:
     return op.add(b.tape, x, b.linear("mlp.fc2", hidden))
 
 
-_NORMS = ("norm1", "norm2")
-_QWEN2_LAYER = ModuleClass("", _qwen2_tree, qwen2_vision)
-_QWEN2_5_LAYER = ModuleClass(
-    "", _qwen2_5_tree, residual_forward(_attend, unfused_gated_mlp, before=_NORMS)
-)
+def _block(
+    mlp: ModuleClass, *, bias: bool = True, attention: str = "@VisionAttention"
+) -> ModuleClass:
+    """A norm before attention and before the MLP."""
+
+    def block_tree(model: Model) -> Tree:
+        hidden = model.hidden_size
+        return tree(
+            "@VisionBlock",
+            norm1=parts.norm(model, bias=bias),
+            norm2=parts.norm(model, bias=bias),
+            attn=tree(
+                attention,
+                qkv=parts.linear(hidden, 3 * hidden, bias=True),
+                proj=parts.linear(hidden, hidden, bias=True),
+            ),
+            mlp=mlp.tree(model),
+        )
+
+    forward = residual_forward(_attend, mlp.forward, before=("norm1", "norm2"))
+    return ModuleClass("", block_tree, forward)
+
+
+_QWEN2_LAYER = _block(
+    plain_mlp("fc1", "fc2", "up act down", class_name="VisionMlp"), attention="VisionAttention"
+)._replace(forward=qwen2_vision)
+_QWEN2_5_LAYER = _block(GATED_MLP._replace(forward=unfused_gated_mlp), bias=False)
 """``Qwen2_5_VLVisionBlock``: RMS norms, a gated MLP."""
-_QWEN3_LAYER = ModuleClass(
-    "", _qwen3_tree, residual_forward(_attend, _QWEN3_MLP.forward, before=_NORMS)
+_QWEN3_LAYER = _block(
+    plain_mlp("linear_fc1", "linear_fc2", "up down act_fn", class_name="@VisionMLP")
 )
 """``Qwen3VLVisionBlock``: layer norms, an MLP of two products."""
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from estimator.families import parts
 from estimator.families.block import Block
-from estimator.families.family import TOWER_NORMS, Family, ModuleClass, NormKind, TreeOf
+from estimator.families.family import TOWER_NORMS, Family, ModuleClass, NormKind
 from estimator.families.images.gemma import Gemma3ImageProcessor
 from estimator.families.images.idefics3 import Idefics3ImageProcessor
 from estimator.families.images.videos import FrameProcessor
@@ -274,7 +274,9 @@ def _idefics3_processor(vision: Vision) -> Idefics3ImageProcessor:
     )
 
 
-def _family(model_type: str, layer: ModuleClass = _IDEFICS, root: TreeOf = _idefics_root) -> Family:
+def _family(
+    model_type: str, layer: ModuleClass = _IDEFICS, root: parts.TreeOf = _idefics_root
+) -> Family:
     return Family(
         model_type=model_type, layer=layer, root=root, norm=NormKind.LAYER_NORM, rotary=None
     )
