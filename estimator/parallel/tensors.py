@@ -143,13 +143,14 @@ def tensors_of(modules: Alike, adapters: Adapters, tied: Alike = ()) -> list[Mod
     ]
 
 
-def model_tensors(model: Model, adapters: Adapters) -> list[ModelTensor]:
+@lru_cache(maxsize=64)
+def model_tensors(model: Model, adapters: Adapters) -> tuple[ModelTensor, ...]:
     """Every tensor of the class that is loaded, with what PEFT adds.
 
     Source: derived, from ``made_modules`` and ``tied_head``.
     """
     tied = ((head, 1) for head in tied_head(model))
-    return tensors_of(made_modules(model, adapters), adapters, tied)
+    return tuple(tensors_of(made_modules(model, adapters), adapters, tied))
 
 
 # --- the order of modules --------------------------------------------------------------------------
