@@ -30,7 +30,7 @@ from estimator.families.model_tree import (
 )
 from estimator.families.modules import Bare, Linear, weight_shapes
 from estimator.families.registry import BEYOND, MODELLED, NotModelledError
-from estimator.families.weights import module_bytes
+from estimator.parallel.placements import module_bytes
 from estimator.resident.stored import stored_bytes
 from estimator.sources.quantization_config import quantization_of
 from estimator.time.flops import attended_pairs, matrices, scan_products

@@ -15,9 +15,9 @@ from estimator.families.loaded import tower_modules, tower_parameters
 from estimator.families.model_tree import total_parameters
 from estimator.families.modules import Linear
 from estimator.families.registry import FAMILIES
-from estimator.families.weights import module_bytes, tower_buffers
+from estimator.families.weights import tower_buffers
 from estimator.families.wrapped import classes_of
-from estimator.parallel.placements import idle_tensors, trainable_tensors
+from estimator.parallel.placements import idle_tensors, module_bytes, trainable_tensors
 from estimator.sources.repository import from_config
 from estimator.values.methods import Method
 from estimator.values.specs import Model, ModelClass, Optimizer

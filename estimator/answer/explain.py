@@ -14,9 +14,9 @@ from estimator.families.liger import kernels, loss_of
 from estimator.families.loaded import made_modules
 from estimator.families.model_tree import tied_head
 from estimator.families.modules import Module, weight_shapes
-from estimator.families.packed import int8_bytes, quantized_bytes
+from estimator.families.packed import quantized_bytes
 from estimator.families.registry import family_of
-from estimator.families.weights import Buffer, buffers, module_bytes, tower_buffers
+from estimator.families.weights import Buffer, buffers, tower_buffers
 from estimator.inference.colocation import colocated_engine
 from estimator.inference.engine import buffer_bytes, engine, engine_weight_bytes, graph_count
 from estimator.inference.kv_cache import pages
@@ -24,7 +24,13 @@ from estimator.parallel.ddp import bucket_bytes
 from estimator.parallel.fsdp1 import FlatUnit
 from estimator.parallel.fsdp2 import Fsdp2Group
 from estimator.parallel.module_devices import heads_on, module_devices, modules_on
-from estimator.parallel.placements import AS_LOADED, adapter_bytes, gradient_bytes, weight_bytes
+from estimator.parallel.placements import (
+    AS_LOADED,
+    adapter_bytes,
+    gradient_bytes,
+    module_bytes,
+    weight_bytes,
+)
 from estimator.parallel.strategies import reference_bytes, resident_memory, rule
 from estimator.parallel.tensor_parallel import part_of
 from estimator.parallel.tensors import ModelTensor, module_tensors
@@ -162,9 +168,8 @@ def _weights(of: Estimate) -> Explanation:
                 f"The modules that the device map puts on this GPU, {own.layers} of "
                 f"{of.model.num_hidden_layers} layers among them; each tensor is rounded up to 512 bytes."
             )
-        if of.setup.adapters.has_packed_base:
-            packed = int8_bytes if of.setup.adapters.has_8bit_base else quantized_bytes
-            functions = (*functions, packed)
+        if of.setup.adapters.has_4bit_base:
+            functions = (*functions, quantized_bytes)
     terms += [
         Term(
             buffer.name,

@@ -48,14 +48,3 @@ def scale_bytes(count: int, *, double_quant: bool) -> int:
     nested = allocated(ceil_div(blocks, NESTED_BLOCK) * FLOAT32_BYTES)
     offset_and_book = allocated(FLOAT32_BYTES) + allocated(256 * FLOAT32_BYTES)
     return allocated(blocks) + nested + offset_and_book + code
-
-
-def int8_bytes(in_features: int, out_features: int) -> int:
-    """Bytes of a weight [out, in] in LLM.int8, as allocated: one byte per element and a float32 scale per output.
-
-    Source: bitsandbytes 0.50, nn/modules.py, ``Int8Params._quantize`` (CB and SCB).
-
-    >>> int8_bytes(4096, 4096) == 4096 * 4096 + 4 * 4096
-    True
-    """
-    return allocated(in_features * out_features) + allocated(FLOAT32_BYTES * out_features)

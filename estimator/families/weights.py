@@ -10,8 +10,8 @@ from estimator.families.adapters import (
     is_quantized,
 )
 from estimator.families.loaded import clamps
-from estimator.families.modules import Bare, Linear, Module, weight_shapes
-from estimator.families.packed import FLOAT32_BYTES, int8_bytes, quantized_bytes
+from estimator.families.modules import Bare, Module
+from estimator.families.packed import FLOAT32_BYTES
 from estimator.families.registry import family_of
 from estimator.values.arithmetic import allocated, elements
 from estimator.values.facets.adapters import Adapters
@@ -64,24 +64,6 @@ def adapter_width(setup: TrainingSetup) -> int:
         return FLOAT32_BYTES
     packed = setup.adapters.has_packed_base
     return Dtype.BFLOAT16.bytes if packed else setup.precision.dtype.bytes
-
-
-def module_bytes(module: Module, setup: TrainingSetup) -> int:
-    """Bytes of one module's own weights, with bias and without adapters.
-
-    Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp (each tensor rounded up to 512 bytes).
-    """
-    shapes = weight_shapes(module)
-    if is_quantized(module, setup.adapters):
-        assert isinstance(module, Linear)
-        if setup.adapters.has_8bit_base:
-            packed = int8_bytes(module.in_features, module.out_features)
-        else:
-            packed = quantized_bytes(
-                elements(shapes[0]), double_quant=setup.adapters.bnb_4bit_use_double_quant
-            )
-        return packed + tensors_bytes(shapes[1:], unquantized_width(setup))
-    return tensors_bytes(shapes, weight_width(module, setup))
 
 
 class Buffer(NamedTuple):

@@ -7,8 +7,8 @@ from math import prod
 from estimator.families.adapters import is_adapted
 from estimator.families.model_tree import modules_with_counts
 from estimator.families.modules import Linear, weight_shapes
-from estimator.families.weights import adapter_width, module_bytes, weight_width
-from estimator.parallel.placements import weight_bytes
+from estimator.families.weights import adapter_width, weight_width
+from estimator.parallel.placements import module_bytes, weight_bytes
 from estimator.parallel.sharding import fsdp_groups
 from estimator.resident.model import Resident
 from estimator.values.setup import TrainingSetup

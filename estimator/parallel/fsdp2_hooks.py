@@ -39,7 +39,7 @@ from estimator.parallel.sharding import (
     sharded_width,
     unmoved_bytes,
 )
-from estimator.parallel.tensor_parallel import TensorParallelHooks, part_of
+from estimator.parallel.tensor_parallel import TensorParallelHooks, embedding_bytes, part_of
 from estimator.parallel.tensors import module_tensors, modules_in_order
 from estimator.resident.model import Resident, counts
 from estimator.tape import operators as op
@@ -324,10 +324,8 @@ def sharded_parts(model: Model, structure: TrainingSetup) -> Resident:
 
     Source: as ``divided`` and ``fsdp2_shards``.
     """
-    part = part_of(model, structure.mesh.tp_size)
-    rank = fsdp2_shards(part, structure)
-    width = structure.precision.dtype.bytes
-    own, rows = (allocated(held.vocab_size * model.hidden_size * width) for held in (part, model))
+    rank = fsdp2_shards(part_of(model, structure.mesh.tp_size), structure)
+    own, rows = embedding_bytes(model, structure)
     return replace(
         rank, accumulated=rank.accumulated + rows - own, **counts(model, structure.adapters)
     )

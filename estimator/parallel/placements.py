@@ -16,7 +16,7 @@ from estimator.families.weights import (
     tower_buffers,
     weight_width,
 )
-from estimator.parallel.tensors import ModelTensor, Shape, model_tensors
+from estimator.parallel.tensors import ModelTensor, Shape, model_tensors, module_tensors
 from estimator.resident.model import Resident, counts, stepped
 from estimator.resident.optimizer import Trainable
 from estimator.values.arithmetic import allocated, ceil_div, elements
@@ -155,6 +155,15 @@ def adapter_bytes(model: Model, setup: TrainingSetup) -> int:
     """
     _, added = own_and_added(model_tensors(model, setup.adapters))
     return AS_LOADED.bytes(added, setup)
+
+
+def module_bytes(module: Module, setup: TrainingSetup) -> int:
+    """Bytes of one module's own weights, with bias and without adapters.
+
+    Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp (each tensor rounded up to 512 bytes).
+    """
+    own, _ = own_and_added(module_tensors(module, setup.adapters))
+    return AS_LOADED.bytes(own, setup)
 
 
 def own_and_added(

@@ -106,10 +106,8 @@ def divided(model: Model, structure: TrainingSetup) -> Resident:
     Source: derived, from ``unsharded``; torch 2.13, distributed/tensor/_ops/_embedding_ops.py
     (``embedding_dense_backward``); tests/verify/test_tensor_parallel.py.
     """
-    part = part_of(model, structure.mesh.tp_size)
-    rank = unsharded(part, structure)
-    width = structure.precision.dtype.bytes
-    own, rows = (allocated(held.vocab_size * model.hidden_size * width) for held in (part, model))
+    rank = unsharded(part_of(model, structure.mesh.tp_size), structure)
+    own, rows = embedding_bytes(model, structure)
     return replace(
         rank,
         gradients=rank.gradients + rows - own,
@@ -117,6 +115,14 @@ def divided(model: Model, structure: TrainingSetup) -> Resident:
         transient=rank.transient + own,
         **counts(model, structure.adapters),
     )
+
+
+def embedding_bytes(model: Model, setup: TrainingSetup) -> tuple[int, int]:
+    """Bytes of a rank's part of the embedding, and of all its rows (derived)."""
+    column = model.hidden_size * setup.precision.dtype.bytes
+    words = ceil_div(model.vocab_size, setup.mesh.tp_size), model.vocab_size
+    own, rows = (allocated(count * column) for count in words)
+    return own, rows
 
 
 def largest_whole_bytes(model: Model, mesh: Mesh, width: int) -> int:

@@ -8,11 +8,9 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import chain
 
-from estimator.families.adapters import is_quantized
 from estimator.families.loaded import made_modules
 from estimator.families.model_tree import outer_modules
-from estimator.families.modules import weight_shapes
-from estimator.families.packed import FLOAT32_BYTES, packed_bytes
+from estimator.families.packed import FLOAT32_BYTES
 from estimator.families.weights import adapter_width, unquantized_width
 from estimator.parallel.computed import computed_width
 from estimator.parallel.fsdp1 import largest_unit_bytes, nested_units_bytes, trained_width
@@ -223,13 +221,12 @@ def _largest_module_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes of the largest module's own weights, each padded to whole partitions, as ZeRO-3 gathers them."""
     ranks, size = setup.mesh.num_gpus, computed_width(setup.precision)
 
-    def gathered(count: int) -> int:
-        return ranks * ceil_div(count, ranks) * size
+    def gathered(tensor: ModelTensor) -> int:
+        if tensor.packed_width:
+            return tensor.numel * tensor.packed_width
+        return ranks * ceil_div(tensor.numel, ranks) * size
 
-    largest = 0
-    for module, _ in made_modules(model, setup.adapters):
-        shapes, packed = weight_shapes(module), 0
-        if is_quantized(module, setup.adapters):
-            packed, shapes = packed_bytes(elements(shapes[0])), shapes[1:]
-        largest = max(largest, packed + sum(gathered(elements(shape)) for shape in shapes))
-    return largest
+    tensors = (
+        module_tensors(module, setup.adapters) for module, _ in made_modules(model, setup.adapters)
+    )
+    return max(sum(gathered(one) for one in of if not one.is_added) for of in tensors)

@@ -9,12 +9,13 @@ from estimator.families.loaded import made_modules
 from estimator.families.model_tree import tied_head
 from estimator.families.modules import Module, weight_shapes
 from estimator.families.packed import FLOAT32_BYTES, NESTED_BLOCK, QUANTIZATION_BLOCK, packed_bytes
-from estimator.families.weights import AdapterTensor, adapter_tensors, module_bytes, weight_width
+from estimator.families.weights import AdapterTensor, adapter_tensors, weight_width
 from estimator.parallel.computed import computed_width
 from estimator.parallel.placements import (
     Shard,
     gradient_bytes,
     idle_tensors,
+    module_bytes,
     trainable_tensors,
     trained,
 )
