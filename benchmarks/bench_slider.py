@@ -252,14 +252,15 @@ def follow(browser: Browser, ours: str, bare: str, slider: Slider, moves: int, d
     for name, times, floors in (
         ("press  ", redrawn, bare_redrawn),
         ("rest   ", rest, bare_rest),
-        ("release", [it[2] for it, _ in dragged], [it[2] for _, it in dragged]),
+        ("release", [ours[2] for ours, _ in dragged], [bare[2] for _, bare in dragged]),
     ):
         print(f"  {said(name, times)}, bare {said('', floors)}, ratio {ratio(times, floors)}")
-    longest, seen = [it[0] for it, _ in dragged], [it[1] for it, _ in dragged]
+    longest, seen = [ours[0] for ours, _ in dragged], [ours[1] for ours, _ in dragged]
     print(
         f"  drag    longest frame {statistics.median(longest):6.1f} ms median {max(longest):6.1f} at most, "
         f"{statistics.median(seen):.0f} figures seen on the way; bare "
-        f"{statistics.median(it[0] for _, it in dragged):6.1f} ms, {statistics.median(it[1] for _, it in dragged):.0f}"
+        f"{statistics.median(bare[0] for _, bare in dragged):6.1f} ms, "
+        f"{statistics.median(bare[1] for _, bare in dragged):.0f}"
     )
     if len(redrawn) < len(pressed):
         print(
@@ -277,9 +278,11 @@ def main() -> None:
     parser.add_argument("--opens", type=int, default=3, help="how often the page is opened")
     parser.add_argument("--slider", action="append", help="only this one, by its label")
     arguments = parser.parse_args()
-    sliders = [it for it in SLIDERS if not arguments.slider or it.label in arguments.slider]
+    sliders = [
+        slider for slider in SLIDERS if not arguments.slider or slider.label in arguments.slider
+    ]
     if not sliders:
-        parser.error(f"--slider takes {', '.join(it.label for it in SLIDERS)}.")
+        parser.error(f"--slider takes {', '.join(slider.label for slider in SLIDERS)}.")
     if min(arguments.moves, arguments.drags, arguments.opens) < 1:
         parser.error("--moves, --drags and --opens take a number of at least 1.")
 

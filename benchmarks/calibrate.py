@@ -82,12 +82,12 @@ def timed(rows: Iterable[Mapping[str, str]], gpu: Gpu) -> list[Timed]:
 
 def calibrated(found: Sequence[Timed], gpu: Gpu) -> dict[str, object]:
     """The keys ``pace``, ``pace_from`` and ``pace_shares``: the median of the measured steps."""
-    pace = statistics.median_low(it.pace for it in found)
+    pace = statistics.median_low(one.pace for one in found)
     of = f"median of {len(found)} steps" if len(found) > 1 else "one step"
     return {
         "pace": float(f"{pace:.6g}"),
         "pace_from": f"calibrate.py, {of}, {gpu.name}",
-        "pace_shares": next(it.shares for it in found if it.pace == pace),
+        "pace_shares": next(one.shares for one in found if one.pace == pace),
     }
 
 
@@ -139,9 +139,9 @@ def report(rows: Sequence[Mapping[str, str]], named: str | None, output: Path) -
     except ValueError as problem:
         print(problem, file=sys.stderr)
         return 2
-    for it in found:
+    for run in found:
         print(
-            f"{it.seconds:9.3f} s, estimated {it.estimated.low:.3f} to {it.estimated.high:.3f}   {it.id}"
+            f"{run.seconds:9.3f} s, estimated {run.estimated.low:.3f} to {run.estimated.high:.3f}   {run.id}"
         )
     keys = calibrated(found, gpu)
     output.write_text(json.dumps(keys) + "\n", encoding="utf-8")

@@ -71,16 +71,16 @@ def met(run: PublishedRun) -> Met:
 def fitted(of: Sequence[Met]) -> dict[str, Fit]:
     """The narrowest brackets that cover enough, by generation; ``""``: of all together, for those with few runs."""
     by: dict[str, list[Met]] = defaultdict(list)
-    for it in of:
-        by[it.run.gpu.architecture].append(it)
-        by[""].append(it)
+    for one in of:
+        by[one.run.gpu.architecture].append(one)
+        by[""].append(one)
     return {name: _closest(runs) for name, runs in by.items() if len(runs) >= ENOUGH}
 
 
 def _closest(runs: Sequence[Met]) -> Fit:
     found = []
     for step in range(-FARTHEST, FARTHEST + 1):
-        reaches = sorted(abs(it.off - STEP * step) / it.half for it in runs)
+        reaches = sorted(abs(run.off - STEP * step) / run.half for run in runs)
         found.append((reaches[math.ceil(COVERED * len(runs)) - 1], STEP * step))
     stretch, shift = min(found)
     return Fit(math.exp(shift), stretch)
@@ -89,10 +89,10 @@ def _closest(runs: Sequence[Met]) -> Fit:
 def ends_of(runs: Iterable[Met], fits: Mapping[str, Fit]) -> dict[str, Range[float]]:
     """Both ends of each run's bracket as shifted and stretched, by id."""
     found = {}
-    for it in runs:
-        fit = fits.get(it.run.gpu.architecture, fits[""])
-        middle, reach = fit.shift * it.middle, math.exp(fit.stretch * it.half)
-        found[it.run.id] = Range(middle / reach, middle * reach)
+    for run in runs:
+        fit = fits.get(run.run.gpu.architecture, fits[""])
+        middle, reach = fit.shift * run.middle, math.exp(fit.stretch * run.half)
+        found[run.run.id] = Range(middle / reach, middle * reach)
     return found
 
 
@@ -101,10 +101,10 @@ def table(found: Sequence[Calibration], *, markdown: bool) -> None:
     head = ["class", "", "runs", "inside", "faster", "slower", "median width", "widest"]
     rows = [
         [
-            *(it.kind, it.name, f"{it.runs}", f"{it.inside / it.runs:.1%}"),
-            *(f"{it.faster}", f"{it.slower}", f"{it.width:.2f}", f"{it.widest:.2f}"),
+            *(row.kind, row.name, f"{row.runs}", f"{row.inside / row.runs:.1%}"),
+            *(f"{row.faster}", f"{row.slower}", f"{row.width:.2f}", f"{row.widest:.2f}"),
         ]
-        for it in found
+        for row in found
     ]
     if markdown:
         lines = [head, ["---"] * len(head), *rows]
@@ -125,20 +125,20 @@ def main(arguments: Sequence[str]) -> None:
             )
         print()
     print("As estimated\n")
-    table(calibrate(it.run for it in every), markdown=markdown)
+    table(calibrate(one.run for one in every), markdown=markdown)
     left: dict[str, Range[float]] = {}
-    for source in sorted({it.run.origin for it in every}):
-        others = fitted([it for it in every if it.run.origin != source])
-        left |= ends_of((it for it in every if it.run.origin == source), others)
+    for source in sorted({one.run.origin for one in every}):
+        others = fitted([one for one in every if one.run.origin != source])
+        left |= ends_of((one for one in every if one.run.origin == source), others)
     print("\nEach source judged by what fits all others\n")
-    table(calibrate((it.run for it in every), left), markdown=markdown)
+    table(calibrate((one.run for one in every), left), markdown=markdown)
     if markdown:
         return
     print()
-    for it in every:
-        if it.run.step_seconds not in it.seconds:
-            ends = f"{it.seconds.low:.2f} to {it.seconds.high:.2f}"
-            print(f"  {it.run.step_seconds:8.2f} s, not {ends:>18}   {it.run.id}")
+    for one in every:
+        if one.run.step_seconds not in one.seconds:
+            ends = f"{one.seconds.low:.2f} to {one.seconds.high:.2f}"
+            print(f"  {one.run.step_seconds:8.2f} s, not {ends:>18}   {one.run.id}")
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def advised() -> Iterator[Advised]:
         )
         found = vllm_shares(model, gpu, setup)
         trls = trls_advice(model, setup, gpu.memory_bytes)
-        at = {it.utilisation: it for it in found.shares}.get(trls)
+        at = {share.utilisation: share for share in found.shares}.get(trls)
         if at is None or at.verdict is None:
             ends = "vLLM does not start"
         else:
@@ -192,42 +192,42 @@ def _table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
 def render() -> str:
     """docs/generation.md."""
     steps, advice = list(published()), list(advised())
-    stated = [it for it in steps if it.row["mean_tokens"]]
-    inside = sum(it.is_inside for it in stated)
-    without = sum(it.is_inside for it in steps) - inside
-    beyond = [it for it in steps if not it.is_inside]
-    slower = sum(it.seconds > it.estimated.high for it in beyond)
+    stated = [step for step in steps if step.row["mean_tokens"]]
+    inside = sum(one.is_inside for one in stated)
+    without = sum(step.is_inside for step in steps) - inside
+    beyond = [step for step in steps if not step.is_inside]
+    slower = sum(step.seconds > step.estimated.high for step in beyond)
     first = _table(
         ("run", "published, s", "estimated, s", "inside", "source"),
         (
             (
-                it.row["id"],
-                f"{it.seconds:g}",
-                f"{it.estimated.low:.0f} to {it.estimated.high:.0f}",
-                "yes" if it.is_inside else "no",
-                f"[{it.row['tool']}]({it.row['source']})",
+                step.row["id"],
+                f"{step.seconds:g}",
+                f"{step.estimated.low:.0f} to {step.estimated.high:.0f}",
+                "yes" if step.is_inside else "no",
+                f"[{step.row['tool']}]({step.row['source']})",
             )
-            for it in steps
+            for step in steps
         ),
     )
     second = _table(
         ("setup", "rows", "TRL's Space", "what that does", "ours", "largest that fits"),
         (
             (
-                it.name,
-                str(it.rows),
-                f"{it.trls:.2f}",
-                it.trls_ends,
-                "none" if it.ours is None else f"{it.ours:.2f}",
-                "none" if it.largest is None else f"{it.largest:.2f}",
+                one.name,
+                str(one.rows),
+                f"{one.trls:.2f}",
+                one.trls_ends,
+                "none" if one.ours is None else f"{one.ours:.2f}",
+                "none" if one.largest is None else f"{one.largest:.2f}",
             )
-            for it in advice
+            for one in advice
         ),
     )
     fine = sum(
-        it.trls_ends.startswith("fits") and f" {it.rows} rows" in it.trls_ends for it in advice
+        one.trls_ends.startswith("fits") and f" {one.rows} rows" in one.trls_ends for one in advice
     )
-    widths = [it.estimated.high / it.estimated.low for it in steps]
+    widths = [step.estimated.high / step.estimated.low for step in steps]
     return f"""# Generation: published and advised
 
 Written by `python benchmarks/generation.py`. The keys are those of `--help`; the code is `estimator/inference/`.

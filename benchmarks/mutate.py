@@ -135,9 +135,9 @@ def imported(path: str) -> frozenset[str]:
     found = set()
     for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{it.name}" for it in node.names)}
+            found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
             if node.module == "estimator" and path != "estimator/__init__.py":
-                found |= {of for it in node.names for of in public().get(it.name, ())}
+                found |= {of for name in node.names for of in public().get(name.name, ())}
     return frozenset(found)
 
 
@@ -145,8 +145,8 @@ def imported(path: str) -> frozenset[str]:
 def public() -> dict[str, tuple[str, ...]]:
     """Modules by the public names that they define, but for ``estimate``, which every test calls."""
     whole = ast.parse((ROOT / "estimator" / "__init__.py").read_text(encoding="utf-8"))
-    found = [it for it in whole.body if isinstance(it, ast.ImportFrom) and it.module]
-    names = {name.name: (str(it.module),) for it in found for name in it.names}
+    found = [one for one in whole.body if isinstance(one, ast.ImportFrom) and one.module]
+    names = {name.name: (str(one.module),) for one in found for name in one.names}
     return {name: of for name, of in names.items() if name != "estimate"}
 
 
@@ -156,22 +156,22 @@ def tests_of(path: str) -> tuple[str, ...]:
     module = path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     folder, _, name = module.rpartition(".")
     users = [
-        str(it.relative_to(ROOT)).removesuffix(".py").replace("/", ".")
+        str(path.relative_to(ROOT)).removesuffix(".py").replace("/", ".")
         for top in ("estimator", "dashboard")
-        for it in (ROOT / top).rglob("*.py")
-        if module in imported(str(it.relative_to(ROOT)))
+        for path in (ROOT / top).rglob("*.py")
+        if module in imported(str(path.relative_to(ROOT)))
     ]
 
     def closeness(test: str) -> int:
         names = imported(test)
-        beside = sum(it.startswith(f"{folder}.") for it in names)
-        through = sum(it in names for it in users)
+        beside = sum(name.startswith(f"{folder}.") for name in names)
+        through = sum(user in names for user in users)
         same = name in Path(test).stem
         return 100 * (module in names) + 50 * same + 10 * min(through, 4) + min(beside, 9)
 
-    files = [str(it.relative_to(ROOT)) for it in (ROOT / "tests").rglob("test_*.py")]
-    own = [it for it in files if not it.startswith(("tests/browser", "tests/verify"))]
-    near = sorted((it for it in own if closeness(it)), key=lambda it: (-closeness(it), it))
+    files = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")]
+    own = [file for file in files if not file.startswith(("tests/browser", "tests/verify"))]
+    near = sorted((one for one in own if closeness(one)), key=lambda one: (-closeness(one), one))
     return (path, *near[:MOST_FILES])
 
 
@@ -201,19 +201,19 @@ def is_noticed(copied: Path, mutant: Mutant) -> bool:
 def folders() -> list[str]:
     """All folders of the sources."""
     tops = [ROOT / "estimator", ROOT / "dashboard"]
-    inside = (it for top in tops for it in top.iterdir() if any(it.glob("*.py")))
-    return sorted(str(it.relative_to(ROOT)) for it in inside)
+    inside = (path for top in tops for path in top.iterdir() if any(path.glob("*.py")))
+    return sorted(str(one.relative_to(ROOT)) for one in inside)
 
 
 def copies(number: int, below: Path) -> Iterator[Path]:
     """Copies of what is under git."""
     listed = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
-    for it in range(number):
+    for index in range(number):
         for name in filter(None, listed.split("\0")):
-            place = below / str(it) / name
+            place = below / str(index) / name
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, place)
-        yield below / str(it)
+        yield below / str(index)
 
 
 def main() -> None:
@@ -240,16 +240,18 @@ def main() -> None:
             for folder in given.folder or folders():
                 found = drawn(folder, given.lines, given.seed)
                 if fails(
-                    free.queue[0], sorted({test for it in found for test in tests_of(it.path)})
+                    free.queue[0], sorted({test for one in found for test in tests_of(one.path)})
                 ):
                     print(f"{folder}: its tests fail as it is, or take too long", flush=True)
                     continue
                 results = [*zip(found, pool.map(noticed, found), strict=True)]
                 score = sum(seen for _, seen in results)
                 print(f"{folder}: {score} of {len(results)} noticed", flush=True)
-                for it, seen in results:
+                for one, seen in results:
                     if not seen:
-                        print(f"    {it.path}:{it.line}: {it.before}  ->  {it.after}", flush=True)
+                        print(
+                            f"    {one.path}:{one.line}: {one.before}  ->  {one.after}", flush=True
+                        )
 
 
 if __name__ == "__main__":

@@ -51,8 +51,8 @@ def read_default(text: str, key: str) -> tuple[object, int]:
     tree = _parsed(text)
     *holders, name = key.split(".")
     holder: ast.AST = tree
-    for it in holders:
-        holder = _inside(holder, it)
+    for one in holders:
+        holder = _inside(holder, one)
     node = _value(holder, name)
     if node is None:
         raise MissingError(f"{key} is not in the file any more")
@@ -87,7 +87,7 @@ def _inside(holder: ast.AST, name: str) -> ast.AST:
 
 
 def _targets(node: ast.Assign) -> list[str]:
-    return [it.id for it in node.targets if isinstance(it, ast.Name)]
+    return [target.id for target in node.targets if isinstance(target, ast.Name)]
 
 
 def _value(holder: ast.AST, name: str) -> ast.expr | None:
@@ -105,10 +105,10 @@ def _argument(function: ast.FunctionDef, name: str) -> ast.expr | None:
     given = function.args
     named = [*given.posonlyargs, *given.args]
     late = zip(named[len(named) - len(given.defaults) :], given.defaults, strict=True)
-    of = {it.arg: value for it, value in late}
+    of = {one.arg: value for one, value in late}
     of |= {
-        it.arg: value
-        for it, value in zip(given.kwonlyargs, given.kw_defaults, strict=True)
+        one.arg: value
+        for one, value in zip(given.kwonlyargs, given.kw_defaults, strict=True)
         if value
     }
     return of.get(name)
@@ -132,14 +132,14 @@ def _literal(node: ast.expr, scopes: Sequence[ast.AST]) -> object:
     if isinstance(node, ast.Name):
         for scope in scopes:
             found = [
-                it
-                for it in ast.walk(scope)
-                if isinstance(it, ast.Assign) and _targets(it) == [node.id]
+                one
+                for one in ast.walk(scope)
+                if isinstance(one, ast.Assign) and _targets(one) == [node.id]
             ]
             if found:
                 return _literal(found[-1].value, scopes)
     if isinstance(node, ast.Call):
-        given = {it.arg: it.value for it in node.keywords}
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
         if "default" in given:
             return _literal(given["default"], scopes)
         if (made := given.get("default_factory")) is not None:
@@ -201,7 +201,9 @@ def found_in(folder: Path, tool: str) -> Path:
 
 def reread(rows: Sequence[Row], wheel_of: Callable[[str], Path]) -> list[Row]:
     """The same rows with the wheels' values."""
-    read = {tool: wheel_source(wheel_of(tool)) for tool in dict.fromkeys(it["tool"] for it in rows)}
+    read = {
+        tool: wheel_source(wheel_of(tool)) for tool in dict.fromkeys(row["tool"] for row in rows)
+    }
     return [read_row(row, *read[row["tool"]]) for row in rows]
 
 

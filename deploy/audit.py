@@ -31,7 +31,7 @@ def licence(of: Distribution) -> str:
     about = of.metadata
     named = about.get("License-Expression") or about.get("License") or ""
     if len(named) > 40 or not named:
-        found = [it for it in about.get_all("Classifier", []) if it.startswith("License ::")]
+        found = [one for one in about.get_all("Classifier", []) if one.startswith("License ::")]
         named = (
             found[0].rpartition(":: ")[2]
             if found
@@ -50,7 +50,10 @@ def main() -> int:
     """Print the table."""
     command = [sys.executable, "-m", "pip", "list", "--outdated", "--format", "json"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    newest = {it["name"].lower().replace("_", "-"): it["latest_version"] for it in json.loads(said)}
+    newest = {
+        package["name"].lower().replace("_", "-"): package["latest_version"]
+        for package in json.loads(said)
+    }
     behind, total = 0, 0
     for name, version in locked(LOCK.read_text(encoding="utf-8")).items():
         try:

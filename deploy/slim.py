@@ -47,7 +47,9 @@ def slim(environment: Path, installers: tuple[str, ...] = ()) -> int:
         elif path.exists() or path.is_symlink():
             path.unlink()
     return sum(
-        it.stat().st_size for it in environment.rglob("*") if it.is_file() and not it.is_symlink()
+        path.stat().st_size
+        for path in environment.rglob("*")
+        if path.is_file() and not path.is_symlink()
     )
 
 

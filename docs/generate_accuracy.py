@@ -81,7 +81,7 @@ def write_table(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]
 
 if __name__ == "__main__":
     write_table(ESTIMATED, outcomes.COLUMNS, outcomes.rows_of(accuracy.computed()))
-    write_table(REPLAYED, replays.COLUMNS, ((it.row.id, *it.ours) for it in replays.computed()))
+    write_table(REPLAYED, replays.COLUMNS, ((one.row.id, *one.ours) for one in replays.computed()))
     for path, name, write in PLACES:
         path.write_text(render(path.read_text(encoding="utf-8"), name, write), encoding="utf-8")
         print(f"wrote {path.relative_to(ROOT)}")

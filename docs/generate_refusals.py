@@ -58,8 +58,8 @@ def refusals() -> Iterator[tuple[str, Refusal]]:
             continue
         module = importlib.import_module(found.name)
         path = found.name.replace(".", "/") + ".py"
-        own = (it for name, it in sorted(vars(module).items()) if name.isupper())
-        yield from ((path, it) for it in own if isinstance(it, Refusal))
+        own = (one for name, one in sorted(vars(module).items()) if name.isupper())
+        yield from ((path, one) for one in own if isinstance(one, Refusal))
     yield from (("estimator/parallel/combinations.py", rule.refusal) for rule in RULES)
 
 
@@ -91,12 +91,14 @@ def render() -> str:
         if number == 0:
             rows.append("| what is said | cause | raised in |\n|---|---|---|\n")
             rows += [
-                f"| {_cell(it.sentence)} | {_cell(_cause(it.cause))} | `{path}` |\n"
-                for path, it in listed[number]
+                f"| {_cell(refusal.sentence)} | {_cell(_cause(refusal.cause))} | `{path}` |\n"
+                for path, refusal in listed[number]
             ]
         else:
             rows.append("| what is said | raised in |\n|---|---|\n")
-            rows += [f"| {_cell(it.sentence)} | `{path}` |\n" for path, it in listed[number]]
+            rows += [
+                f"| {_cell(refusal.sentence)} | `{path}` |\n" for path, refusal in listed[number]
+            ]
         if number == 1:
             rows.append("\nArchitectures that are asked for and not modelled yet:\n\n")
             rows.append("| model_type | why |\n|---|---|\n")

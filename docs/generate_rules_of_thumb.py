@@ -54,7 +54,7 @@ def render() -> str:
         f"of that size; "
         f"{counts['within']} within the bracket, {counts['generous']} above it."
     )
-    sources = sorted({f"- {it.source}, read {it.retrieved}" for it in rules})
+    sources = sorted({f"- {rule.source}, read {rule.retrieved}" for rule in rules})
     said = "\n".join(sources)
     return HEAD + "\n".join(rows) + f"\n\n{summary}\n\nSources:\n\n{said}\n"
 
