@@ -58,6 +58,43 @@ def test_the_figures_of_a_message_are_read(message, capacity, allocated, unused,
     )
 
 
+@pytest.mark.parametrize(
+    ("log", "says"),
+    [
+        (
+            "torch.distributed.elastic.multiprocessing.api: [ERROR] failed (exitcode: -9) local_rank: 0",
+            "The machine's own memory ran out",
+        ),
+        ("Loading checkpoint shards:  62%|██\nKilled\n", "The machine's own memory ran out"),
+        ("exits with return code = -9", "The machine's own memory ran out"),
+        (
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            "The card had no memory left for what lies outside PyTorch's allocator",
+        ),
+        (
+            "ncclUnhandledCudaError: Cuda failure 2 'out of memory'",
+            "The card had no memory left for what lies outside PyTorch's allocator",
+        ),
+    ],
+    ids=["torchrun", "the shell", "DeepSpeed", "cuBLAS", "NCCL"],
+)
+def test_memory_that_pytorch_did_not_ask_for_is_told_apart(log, says):
+    """Lines of logs in public issues: meta-llama/llama#856, LMFlow#279, Qwen3-VL#2053 and others."""
+    (sentence,) = said(log, max_length=1024)
+    assert sentence.startswith(says)
+    of = setup_of(max_length=1024)
+    assert (
+        gib(of.host_bytes if "machine" in says else of.gpu.memory_bytes - of.need_high_bytes)
+        in sentence
+    )
+    assert explained_by(error_in(log), of) == []
+
+
+def test_a_damaged_number_is_no_figure():
+    assert error_in("CUDA out of memory. Tried to allocate 1.2.3 GiB.") is None
+    assert error_in(PLAYED.replace("23.53", "23..53")).capacity is None
+
+
 def test_a_text_without_a_message_has_no_error():
     assert error_in("it runs out of memory, I think") is None
 

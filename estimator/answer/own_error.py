@@ -1,4 +1,4 @@
-"""What a user's own out-of-memory message says of their run, and where it differs from this setup.
+"""What a user's own error, of memory that ran out, says of their run, and where it differs from this setup.
 
 Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp, ``malloc`` (the message) and ``format_size`` (two decimals).
 """
@@ -20,7 +20,7 @@ from estimator.values.results import Estimate
 from estimator.values.specs import Gpu, Phase, Verdict
 
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-SIZE = r"([\d.]+) (bytes|KiB|MiB|GiB)"
+SIZE = r"(\d{1,9}(?:\.\d{1,2})?) (bytes|KiB|MiB|GiB)"
 REQUESTED = re.compile(rf"out of memory\.\s+Tried\s+to\s+allocate\s+{SIZE}")
 FIGURES: dict[str, tuple[str, ...]] = {
     "capacity": (rf"total\s+capac?i?ty\s+of\s+{SIZE}", rf"{SIZE}\s+total\s+capacity"),
@@ -31,6 +31,16 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "reserved": (rf"{SIZE}\s+reserved\s+in\s+total\s+by\s+PyTorch",),
 }
 """Each figure of the message, as it was written before torch 2.1 and since; 2.1 wrote ``capacty``."""
+ON_THE_HOST = re.compile(
+    r"SIGKILL|exit ?code:? -9\b|return code = -9\b|oom[-_]kill|DefaultCPUAllocator: can't allocate|^Killed$",
+    re.MULTILINE,
+)
+"""What is left in a log when the system ends a process that fills the machine's own memory, or refuses it memory."""
+OUTSIDE = re.compile(
+    r"CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED|"
+    r"Cuda failure (?:\d+ )?'out of memory'"
+)
+"""What the driver, cuBLAS, cuDNN and NCCL say where a card has no memory for them."""
 LONGEST_MESSAGE = 4_000
 """Characters of a message: ours."""
 OTHERS = 2**28
@@ -40,18 +50,20 @@ MOST_TENSORS = 2
 
 
 class OwnError(NamedTuple):
-    """The figures of PyTorch's out-of-memory message, in bytes; None where it does not say one."""
+    """The figures of an out-of-memory message, in bytes; None where it does not say one."""
 
-    requested: Range[int]
-    """Of the segment that it asked for: what prints as the message's number."""
-    capacity: int | None
-    free: int | None
-    process: int | None
+    requested: Range[int] | None = None
+    """Of the segment that PyTorch asked for: what prints as the message's number. None: PyTorch was not refused."""
+    capacity: int | None = None
+    free: int | None = None
+    process: int | None = None
     """All of the process, the CUDA context too."""
-    allocated: int | None
+    allocated: int | None = None
     """Of tensors."""
-    unused: int | None
+    unused: int | None = None
     """Reserved and not allocated."""
+    on_host: bool = False
+    """Whether the machine's own memory ran out, not a card's."""
 
     @property
     def others(self) -> int:
@@ -73,11 +85,12 @@ def error_in(text: str) -> OwnError | None:
     """
     found = REQUESTED.search(text)
     if found is None:
-        return None
+        on_host = ON_THE_HOST.search(text) is not None
+        return OwnError(on_host=on_host) if on_host or OUTSIDE.search(text) else None
     message = text[found.start() : found.start() + LONGEST_MESSAGE]
     if (following := REQUESTED.search(message, 1)) is not None:
         message = message[: following.start()]
-    said = {name: _figure(patterns, message) for name, patterns in FIGURES.items()}
+    said: dict[str, Any] = {name: _figure(patterns, message) for name, patterns in FIGURES.items()}
     reserved = said.pop("reserved")
     if reserved is not None and said["allocated"] is not None:
         said["unused"] = max(0, reserved - said["allocated"])
@@ -102,6 +115,9 @@ Sized = Callable[[int], str]
 
 def said_of(error: OwnError, of: Estimate, size: Sized) -> Iterator[str]:
     """What a message says, and what of it this setup explains, a sentence each; ``size`` says a number of bytes."""
+    if error.requested is None:
+        yield _of_others(error, of, size)
+        return
     requested = size(sum(error.requested) // 2)
     held = f"held {size(error.allocated)} of tensors and " if error.allocated else ""
     yield f"PyTorch {held}could not get another {requested}."
@@ -118,8 +134,25 @@ def said_of(error: OwnError, of: Estimate, size: Sized) -> Iterator[str]:
         yield f"That card has {size(error.capacity)}: choose it to see what this setup needs there."
 
 
+def _of_others(error: OwnError, of: Estimate, size: Sized) -> str:
+    """What is said where PyTorch's allocator was not refused."""
+    if error.on_host:
+        return (
+            "The machine's own memory ran out, or something else ended the process: one process takes "
+            f"{size(of.host_bytes)} of it here, offloaded tensors included, and each loads by itself."
+        )
+    said = (
+        "The card had no memory left for what lies outside PyTorch's allocator: CUDA, cuBLAS, NCCL."
+    )
+    if of.gpu is None:
+        return said
+    left = of.gpu.memory_bytes - of.need_high_bytes
+    return f"{said} This setup leaves {size(left)} of it." if left > 0 else said
+
+
 def _compared(error: OwnError, of: Estimate) -> Iterator[str]:
     """The tensors of this setup that are as large as the one that PyTorch could not get."""
+    assert error.requested is not None
     if of.gpu is None or not is_replayed(of.model, of.gpu, of.setup):
         return
     room = of.gpu.memory_bytes - beside_bytes(of)
@@ -172,6 +205,7 @@ def explained_by(error: OwnError, of: Estimate) -> list[Mapping[str, Any]]:
 
 def _lengths(error: OwnError, of: Estimate) -> Iterator[Mapping[str, Any]]:
     """The lengths of rows at which the logits, in 16 or in 32 bits, would be as large as the request."""
+    assert error.requested is not None
     rows = of.setup.batch.per_device_train_batch_size
     for width in (2, 4):
         each = width * of.model.vocab_size * rows
@@ -186,7 +220,11 @@ def stops_at(error: OwnError, of: Estimate) -> bool:
     Source: as ``Estimate.needs``; the segment's size, ``segment_bytes``.
     """
     stop = of.needs.refused
-    if stop is None or not _is_within(segment_bytes(stop.bytes), error.requested):
+    if (
+        stop is None
+        or error.requested is None
+        or not _is_within(segment_bytes(stop.bytes), error.requested)
+    ):
         return False
     if (
         error.allocated is None or stop.phase is Phase.LOAD
