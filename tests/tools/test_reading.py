@@ -277,6 +277,14 @@ def test_a_count_that_is_none_is_refused_by_its_key(command: str, key: str) -> N
     assert key in read(run_sh=command).refused
 
 
+def test_a_recipes_override_may_be_a_list() -> None:
+    command = (
+        "tune run lora_finetune_single_device --config c model._component_=torchtune.models.llama3_1.lora_llama3_1_8b"
+        " model.lora_attn_modules=[q_proj,k_proj] model.apply_lora_to_mlp=False"
+    )
+    assert read(run_sh=command).setup["lora_target_modules"] == ["q_proj", "k_proj"]
+
+
 AXOLOTLS_PARTS = (
     "base_model: meta-llama/Llama-3.1-8B\nmicro_batch_size: 1\ntensor_parallel_size: 2\n"
 )

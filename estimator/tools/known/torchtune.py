@@ -403,5 +403,6 @@ TOOL = Tool(
     no_effect=NO_EFFECT,
     marks_within=frozenset(["_component_"]),
     programs=frozenset(["tune"]),
+    reads_overrides=True,
     reads_recipes=True,
 )

@@ -359,8 +359,13 @@ def _command(words: list[str], environment: Mapping[str, str], line: int) -> Com
     if not rest or not (tool or launcher or rest[0].endswith(".py")):
         return None
     of = TOOLS.get(tool)
-    if of is not None and of.reads_recipes:
-        return _recipe(tool, rest, environment, line)
+    if (
+        of is not None and of.reads_recipes
+    ):  # tune run [torchrun's flags] recipe --config name key=value
+        launch, rest = _launcher_flags(rest[1:], line) if rest[0] == "run" else ((), [])
+        if not rest or NO_TRAINING.search(rest[0]):
+            return None
+        launcher, rest = "torchrun" if launch else "", ["run", f"recipe={rest[0]}", *rest[1:]]
     plain, flags = _flags(rest, line, is_hydra=of is not None and of.reads_overrides)
     if of is not None and of.trains and plain and plain[0] not in of.trains and "." not in plain[0]:
         return None
@@ -501,40 +506,6 @@ def _of_hydra(text: str) -> Any:
         return _value(text)
     words = (word.strip().strip("\"'") for word in found[1].split(","))
     return [*map(_value, filter(None, words))]
-
-
-def _recipe(
-    tool: str, words: list[str], environment: Mapping[str, str], line: int
-) -> Command | None:
-    """``tune run [torchrun's flags] recipe --config name key=value``."""
-    if words[:1] != ["run"]:
-        return None
-    launch, rest = _launcher_flags(words[1:], line)
-    if not rest:
-        return None
-    recipe, rest = rest[0], rest[1:]
-    if NO_TRAINING.search(recipe):
-        return None
-    flags: list[Found] = [Found(("recipe",), recipe, line)]
-    plain: list[str] = ["run"]
-    while rest:
-        word = rest.pop(0)
-        if word == "--config" and rest:
-            flags.append(Found(("config",), rest.pop(0), line))
-        elif "=" in word:
-            name, _, value = word.lstrip("-").partition("=")
-            flags.append(Found(tuple(name.split(".")), _value(value), line))
-        else:
-            plain.append(word)
-    return Command(
-        launcher="torchrun" if launch else "",
-        launch=launch,
-        tool=tool,
-        words=tuple(plain),
-        flags=tuple(flags),
-        environment=dict(environment),
-        line=line,
-    )
 
 
 def _value(text: str) -> Any:

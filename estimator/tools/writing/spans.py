@@ -9,7 +9,7 @@ import ast
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -81,15 +81,19 @@ def _yaml_insert(text: str, node: Node, path: Sequence[str], value: Value) -> Ed
     if node.id != "mapping" or node.flow_style or not node.value:
         raise InputError(f"{'.'.join(path)} has no place to stand; write it by hand.")
     key, last = node.value[-1]
-    indent = " " * key.start_mark.column
-    whole: Value = value
-    for name in reversed(path):
-        whole = {name: whole}
+    indent, whole = " " * key.start_mark.column, _within(path, value)
     at = last.start_mark.index + len(text[last.start_mark.index : last.end_mark.index].rstrip())
     stop = text.find("\n", at)
     if stop < 0:
         return Edit(len(text), len(text), f"\n{yaml(whole, indent).rstrip()}")
     return Edit(stop + 1, stop + 1, yaml(whole, indent))
+
+
+def _within(path: Sequence[str], value: Value) -> Value:
+    """A value within mappings, one for each name of a path."""
+    for name in reversed(path):
+        value = {name: value}
+    return value
 
 
 # --- JSON -----------------------------------------------------------------------------------------
@@ -104,44 +108,35 @@ def json_edit(text: str, path: Sequence[str], value: Value) -> Edit:
     >>> applied(text, [json_edit(text, ["zero_optimization", "overlap_comm"], True)])
     '{"zero_optimization": {"stage": 2, "overlap_comm": true}}'
     """
-    spans = dict(_json_spans(text, _blank(text, 0), ()))
-    if (found := spans.get(tuple(path))) is not None:
-        return Edit(*found, json.dumps(value))
-    known = next(depth for depth in range(len(path) - 1, -1, -1) if tuple(path[:depth]) in spans)
-    start, end = spans[tuple(path[:known])]
-    whole: Value = value
-    for name in reversed(path[known + 1 :]):
-        whole = {name: whole}
-    body = text[start + 1 : end - 1]
-    member = f"{json.dumps(path[known])}: {json.dumps(whole)}"
-    at = start + 1 + len(body.rstrip())
+    whole = f"({text})"  # an expression of Python's, but for true, false and null, which are names there
+    found, lacks = _below(ast.parse(whole, mode="eval").body, path)
+    start, end = (at - 1 for at in _span(whole, found))
+    if not lacks:
+        return Edit(start, end, json.dumps(value))
+    return _member(text, start, end, lacks[0], json.dumps(_within(lacks[1:], value)))
+
+
+def _below(node: ast.expr, path: Sequence[str]) -> tuple[ast.expr, Sequence[str]]:
+    """The innermost value of a path that a literal has, and the names that it lacks."""
+    for depth, name in enumerate(path):
+        pairs = zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ()
+        inner = [
+            value for key, value in pairs if isinstance(key, ast.Constant) and key.value == name
+        ]
+        if not inner:
+            return node, path[depth:]
+        node = inner[-1]
+    return node, ()
+
+
+def _member(text: str, start: int, end: int, name: str, value: str) -> Edit:
+    """A new last key of the mapping between two places, laid out as its others are."""
+    member, body = f"{json.dumps(name)}: {value}", text[start + 1 : end - 1]
     if not body.strip():
         return Edit(start + 1, start + 1, member)
-    lines = re.match(r"\s*\n([ \t]*)", body)
-    return Edit(at, at, f",\n{lines[1]}{member}" if lines else f", {member}")
-
-
-def _blank(text: str, at: int) -> int:
-    return at + len(text[at:]) - len(text[at:].lstrip())
-
-
-def _json_spans(
-    text: str, at: int, path: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], tuple[int, int]]]:
-    """Each value below a place, with its path and its span."""
-    decoder = json.JSONDecoder()
-    _, end = decoder.raw_decode(text, at)
-    yield path, (at, end)
-    if text[at] != "{":
-        return
-    at = _blank(text, at + 1)
-    while text[at] != "}":
-        name, at = decoder.raw_decode(text, at)
-        at = _blank(text, _blank(text, at) + 1)  # past the colon
-        yield from _json_spans(text, at, (*path, name))
-        _, at = decoder.raw_decode(text, at)
-        at = _blank(text, at)
-        at = _blank(text, at + 1) if text[at] == "," else at
+    at, lines = start + 1 + len(body.rstrip()), re.match(r"\s*\n([ \t]*)", body)
+    comma = "" if body.rstrip().endswith(",") else ","
+    return Edit(at, at, f"{comma}\n{lines[1]}{member}" if lines else f"{comma} {member}")
 
 
 # --- Python ---------------------------------------------------------------------------------------
@@ -156,6 +151,13 @@ def python_edit(text: str, call: Call, path: Sequence[str], value: Value) -> Edi
     'n = 2  # rows\nargs = SFTConfig(max_length=512, per_device_train_batch_size=n)\n'
     >>> applied(text, [python_edit(text, call, ["packing"], True)])
     'n = 8  # rows\nargs = SFTConfig(max_length=512, per_device_train_batch_size=n, packing=True)\n'
+    >>> text = "args = SFTConfig(gradient_checkpointing_kwargs={\n    'use_reentrant': True,\n})\n"
+    >>> call = Call(name="SFTConfig", line=1)
+    >>> print(applied(text, [python_edit(text, call, ["gradient_checkpointing_kwargs", "offload"], True)]), end="")
+    args = SFTConfig(gradient_checkpointing_kwargs={
+        'use_reentrant': True,
+        "offload": True
+    })
     """
     tree = ast.parse(text)
     node = next((part for part in ast.walk(tree) if _is_call(part, call)), None)
@@ -164,19 +166,11 @@ def python_edit(text: str, call: Call, path: Sequence[str], value: Value) -> Edi
     found = next((keyword.value for keyword in node.keywords if keyword.arg == path[0]), None)
     if found is None:
         return _python_insert(text, node, path, value)
-    for name in path[1:]:
-        if not isinstance(found, ast.Dict):
-            raise InputError(f"{path[0]} is made elsewhere; change {name} of it by hand.")
-        both = zip(found.keys, found.values, strict=True)
-        inner = next(
-            (part for key, part in both if isinstance(key, ast.Constant) and key.value == name),
-            None,
-        )
-        if inner is None:
-            before = _span(text, found)
-            more = f"{json.dumps(name)}: {python_value(value)}"
-            return Edit(before[1] - 1, before[1] - 1, f", {more}" if found.keys else more)
-        found = inner
+    found, lacks = _below(found, path[1:])
+    if lacks and not isinstance(found, ast.Dict):
+        raise InputError(f"{path[0]} is made elsewhere; change {lacks[0]} of it by hand.")
+    if lacks:
+        return _member(text, *_span(text, found), lacks[0], python_value(_within(lacks[1:], value)))
     return Edit(*_span(text, _constant(tree, found)), _like(text, found, value))
 
 
@@ -212,10 +206,7 @@ def _is_call(node: ast.AST, call: Call) -> bool:
 
 
 def _python_insert(text: str, node: ast.Call, path: Sequence[str], value: Value) -> Edit:
-    whole: Value = value
-    for name in reversed(path[1:]):
-        whole = {name: whole}
-    argument = f"{path[0]}={python_value(whole)}"
+    argument = f"{path[0]}={python_value(_within(path[1:], value))}"
     others = [*node.args, *(keyword.value for keyword in node.keywords)]
     if not others:
         end = _span(text, node)[1]
