@@ -19,6 +19,7 @@ from estimator import (
     catalog,
     estimate,
 )
+from estimator.contract.setups import read_setup
 from estimator.families import parts, registry
 from estimator.families.block import Block
 from estimator.families.config_class import ConfigClass, Why
@@ -303,3 +304,10 @@ def test_a_tool_needs_one_record(monkeypatch):
     assert with_flags.setup["max_length"] == 2048
     with pytest.raises(InputError, match="no command that trains"):
         read_files({"run.sh": "lab serve lab.yaml"})
+    asked = {
+        "model": MODEL.hub_id,
+        "gpu": "H100-SXM5-80GB",
+        "tool": "lab",
+        "gradient_checkpointing": True,
+    }
+    assert read_setup(asked).setup.computation.use_reentrant

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
+from operator import attrgetter
+from pkgutil import iter_modules
 
 from estimator.sources.catalog import tool_versions
-from estimator.tools.known import (
-    axolotl,
-    llamafactory,
-    ms_swift,
-    torchtune,
-    transformers,
-    trl,
-    unsloth,
-    verl,
-)
+from estimator.tools import known
 from estimator.tools.lists import listed
 from estimator.tools.rules import NOTHING, Origin, Tool, Value, Values, effective
+from estimator.values import setup
 from estimator.values.keys import default_of
 from estimator.values.kinds import one_of
 from estimator.values.refusals import InputError, show
 from estimator.values.specs import Model
 
-TOOLS: dict[str, Tool] = {
-    known.TOOL.name: known.TOOL
-    for known in (
-        *(trl, transformers, axolotl, llamafactory),
-        *(unsloth, torchtune, ms_swift, verl),
-    )
-}
+TOOLS: dict[str, Tool] = setup.TOOLS
 """Every tool whose table is here, by its value of the contract's key ``tool``."""
+KNOWN = (import_module(f"{known.__name__}.{found.name}") for found in iter_modules(known.__path__))
+for one in sorted((of.TOOL for of in KNOWN if hasattr(of, "TOOL")), key=attrgetter("place")):
+    TOOLS[one.name] = one
 
 QUESTION = listed("""model gpu model_class method load_in_8bit objective per_device_train_batch_size
     gradient_accumulation_steps max_length num_gpus gpus_per_node strategy fsdp_version dp_replicate_size

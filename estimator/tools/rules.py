@@ -202,6 +202,8 @@ class Tool:
     """Its name on buttons: "TRL's SFTTrainer"."""
     distribution: str
     """The PyPI package whose version is recorded."""
+    place: int = 9
+    """Its place among all: of two whose marks are as long a file is the first's, and pages list them so."""
     chains: Mapping[str, tuple[tuple[str, str], ...]]
     """Of each part, the classes that its defaults stand in, the nearest first: (package, class)."""
     rules: tuple[Rule, ...]

@@ -42,6 +42,8 @@ FACETS: Mapping[str, tuple[type[Checked], str]] = MappingProxyType(
     }
 )
 """The facets of a setup by field name, with their titles in the help."""
+TOOLS: dict[str, Any] = {}
+"""Every training tool by the contract's word for it, registered by ``tools/known``."""
 READ_INTO_OTHERS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
     {
         "optimisation": (
@@ -58,19 +60,7 @@ READ_INTO_OTHERS: Mapping[str, tuple[Key, ...]] = MappingProxyType(
             Key(
                 name="tool",
                 default="trainer",
-                kind=Choice(
-                    (
-                        "trainer",
-                        "trl",
-                        "axolotl",
-                        "llamafactory",
-                        "unsloth",
-                        "torchtune",
-                        "ms_swift",
-                        "verl",
-                    ),
-                    nullable=True,
-                ),
+                kind=Choice(TOOLS, nullable=True),
                 help="whose defaults the missing keys take; trainer: those written here",
                 default_from=DefaultSource.OURS,
                 null="trainer",

@@ -732,6 +732,7 @@ TOOL = Tool(
     name="axolotl",
     label="axolotl",
     distribution="axolotl",
+    place=3,
     chains={
         **transformers.CHAINS,
         "args": (

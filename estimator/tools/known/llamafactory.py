@@ -388,6 +388,7 @@ TOOL = Tool(
     name="llamafactory",
     label="LLaMA-Factory",
     distribution="llamafactory",
+    place=4,
     chains={
         **transformers.CHAINS,
         "args": (

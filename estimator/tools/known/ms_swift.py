@@ -368,6 +368,7 @@ TOOL = Tool(
     name="ms_swift",
     label="ms-swift",
     distribution="ms-swift",
+    place=7,
     chains={
         **transformers.CHAINS,
         "args": (

@@ -397,6 +397,7 @@ TOOL = Tool(
     name="torchtune",
     label="torchtune",
     distribution="torchtune",
+    place=6,
     chains={**peft.CHAINS, **parallel.CHAINS, "builder": (("torchtune", "lora_llama3_1_8b"),)},
     rules=RULES,
     later=LATER,

@@ -439,6 +439,7 @@ TOOL = Tool(
     name="trainer",
     label="Trainer",
     distribution="transformers",
+    place=2,
     chains=CHAINS,
     rules=(OBJECTIVE, *RULES),
     later=LATER,

@@ -560,6 +560,7 @@ TOOL = Tool(
     name="trl",
     label="TRL's SFTTrainer",
     distribution="trl",
+    place=1,
     chains=CHAINS,
     rules=RULES,
     later=LATER,

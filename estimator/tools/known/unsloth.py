@@ -169,6 +169,7 @@ TOOL = Tool(
     name="unsloth",
     label="Unsloth",
     distribution="unsloth",
+    place=5,
     chains=CHAINS,
     rules=RULES,
     later=LATER,

@@ -460,6 +460,7 @@ TOOL = Tool(
     name="verl",
     label="verl",
     distribution="verl",
+    place=8,
     chains={"args": (("verl", "ppo_trainer"),)},
     rules=RULES,
     later=LATER,
