@@ -17,14 +17,14 @@ FILLED = {
 
 Source: transformers 5.23, integrations/deepspeed.py, ``fill_match``.
 """
+PRECISIONS = ("args.bf16", "args.fp16")
+SHARDS = ("args.fsdp", "args.deepspeed")
 
 
 def found(tool: Tool, given: Mapping[str, Entry], values: Mapping[str, Any]) -> Iterator[str]:
     """One sentence for each contradiction at which the real tools would stop."""
     yield from _deepspeed(given, values)
-    both = [
-        given[key] for key in ("args.bf16", "args.fp16") if key in given and is_on(given[key].value)
-    ]
+    both = [entry for key in PRECISIONS if (entry := given.get(key)) and is_on(entry.value)]
     if len(both) == 2 and "auto" not in [entry.value for entry in both]:
         yield f"{both[0].at} and {both[1].at} are both on, and Trainer takes one of the two; turn one off."
     fp8 = given.get("accelerate.mixed_precision")
@@ -38,7 +38,7 @@ def found(tool: Tool, given: Mapping[str, Entry], values: Mapping[str, Any]) -> 
     if flag is not None and flag.value in (
         "ao",
         "te",
-    ):  # the launcher's only words; FP8BackendType has capitals
+    ):  # its only words; FP8BackendType has capitals
         yield (
             f"{flag.at} is the launcher's word, which accelerate 1.15 itself refuses ('{flag.value}' is not a valid "
             f"FP8BackendType); give fp8_config in its file, with backend {flag.value.upper()}."
@@ -51,11 +51,7 @@ def found(tool: Tool, given: Mapping[str, Entry], values: Mapping[str, Any]) -> 
     if len({entry.key.rpartition(".")[2] for entry in packed}) == 2:
         yield f"{packed[0].at} and {packed[1].at} are both on, and bitsandbytes takes one of the two; turn one off."
     yield from tool.stops_at(given, values)
-    two = [
-        entry
-        for entry in (given.get("args.fsdp"), given.get("args.deepspeed"))
-        if entry is not None and entry.value
-    ]
+    two = [entry for key in SHARDS if (entry := given.get(key)) and entry.value]
     if len(two) == 2:
         yield f"{two[0].at} and {two[1].at} are two ways to divide one run; leave one out."
 
@@ -78,15 +74,10 @@ def _deepspeed(given: Mapping[str, Entry], values: Mapping[str, Any]) -> Iterato
     for key in ("bf16", "fp16"):
         entry = given.get(f"deepspeed.{key}.enabled")
         autocast = values.get("mixed_precision")
-        if entry is not None and isinstance(entry.value, bool) and entry.value != (autocast == key):
-            said = given.get(f"args.{key}")
-            if said is not None or entry.value:
-                against = (
-                    said.at
-                    if said is not None
-                    else f"the tool's {key} {str(autocast == key).lower()}"
-                )
-                yield f"{entry.at} contradicts {against}, and Trainer stops there; write auto."
+        if entry is None or not isinstance(entry.value, bool) or entry.value == (autocast == key):
+            continue
+        if f"args.{key}" in given or entry.value:
+            yield _differ(entry, key, str(autocast == key).lower(), given)
 
 
 def _differ(entry: Entry, ours: str, value: Any, given: Mapping[str, Entry]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from typing import Any
@@ -53,7 +53,14 @@ def _of_tools(*, is_called: bool) -> Iterator[tuple[str, frozenset[str]]]:
 
 
 OBJECTIVE_CLASSES = re.compile(rf"^({'|'.join(OF_TRL)})")
-FSDP_FLAGS = re.compile(r"^fsdp_")
+KINDS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "multi_gpu": "MULTI_GPU"}
+"""Switches of accelerate's launcher that are its ``distributed_type``."""
+BLOCKS: Mapping[str, Callable[[str], bool]] = {
+    "fsdp_config": lambda name: name.startswith("fsdp_"),
+    "parallelism_config": lambda name: name.startswith("parallelism_config_"),
+    "deepspeed_config": DEEPSPEED_FLAGS.__contains__,
+}
+"""Blocks of accelerate's file, whose keys its launcher takes as flags."""
 
 
 @dataclass(slots=True)
@@ -396,18 +403,10 @@ def _launched(launcher: str, found: Found, file: str, pool: Pool) -> None:
     if launcher == "accelerate":
         if name == "config_file":
             pool.references.append(str(found.value))
-            pool.put("accelerate", found, file)
-        elif FSDP_FLAGS.match(name):
-            pool.put("accelerate", found, file, f"fsdp_config.{name}")
-        elif name.startswith("parallelism_config_"):
-            pool.put("accelerate", found, file, f"parallelism_config.{name}")
-        elif name in DEEPSPEED_FLAGS:
-            pool.put("accelerate", found, file, f"deepspeed_config.{name}")
-        elif name in ("use_fsdp", "use_deepspeed", "multi_gpu"):
-            kind = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED"}.get(name, "MULTI_GPU")
-            pool.put("accelerate", Found(found.path, kind, found.line), file, "distributed_type")
-        else:
-            pool.put("accelerate", found, file)
+        if name in KINDS:
+            found, name = Found(found.path, KINDS[name], found.line), "distributed_type"
+        blocks = (block for block, is_of in BLOCKS.items() if is_of(name))
+        pool.put("accelerate", found, file, ".".join([*blocks, name]))
         return
     name = {"num_nodes": "nnodes"}.get(name, name)
     if name == "include" and isinstance(found.value, str) and ":" in found.value:

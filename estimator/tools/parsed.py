@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -129,6 +130,23 @@ def decoded(text: str | bytes, name: str) -> str:
 
 def _no_text(name: str) -> str:
     return f"{name} is no text; give the YAML, JSON, script or command itself."
+
+
+def plain_value(text: str) -> Any:
+    """What a text means: a number, a truth, nothing, or the text.
+
+    >>> plain_value("512"), plain_value("2e-5"), plain_value("True"), plain_value("a/b")
+    (512, 2e-05, True, 'a/b')
+    """
+    if text.lower() in {"true", "false"}:
+        return text.lower() == "true"
+    if text in {"None", "null"}:
+        return None
+    if re.fullmatch(r"[-+]?[0-9]{1,18}", text):
+        return int(text)
+    if re.fullmatch(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)([eE][-+]?[0-9]{1,3})?", text):
+        return float(text)
+    return text
 
 
 def flattened(value: Any, line: int, path: tuple[str, ...] = ()) -> Iterator[Found]:

@@ -125,10 +125,11 @@ class Theirs:
         return bool(found)
 
     def first(self, *keys: str) -> Value:
-        """The value of the first of several names that the user set, else the default of the first name."""
+        """The value of the first of several names that the user set, else the first default that one has."""
         for key in keys:
             self._miss(key)
-        return next((self[key] for key in keys if key in self._given), self[keys[0]])
+        asked = [key for key in keys if key in self._given][:1] or keys
+        return next((value for key in asked if (value := self[key]) is not None), None)
 
     def below(self, prefix: str) -> Values:
         """Everything the user set below a key."""

@@ -92,11 +92,10 @@ def sayable(keys: Values, tool: str = "") -> dict[str, Value]:
 
 
 def _unused(values: Values) -> Iterator[str]:
-    objective, method, strategy = (
-        values["objective"],
-        Method(values["method"]),
-        Strategy(values["strategy"]),
-    )
+    objective = values["objective"]
+    # a word that is not modelled: adapters of another kind, and nothing that FSDP or ZeRO is told
+    method = next((one for one in Method if one == values["method"]), Method.LORA)
+    strategy = next((one for one in Strategy if one == values["strategy"]), Strategy.NONE)
     yield from (key for key, of in _OF_OBJECTIVES.items() if objective not in of)
     if objective in GENERATES:
         yield "max_length"  # no trainer cuts the prompt of a completion that it writes itself

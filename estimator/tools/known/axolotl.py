@@ -189,19 +189,14 @@ def _padded(theirs: Theirs, so_far: SoFar) -> Values:
 
 def _checkpointing(theirs: Theirs, so_far: SoFar) -> Values:
     asked = theirs["args.gradient_checkpointing"]
-    on = (
-        is_on(asked)
-        or asked in ("offload", "offload_disk", "unsloth")
-        or parallel.fsdp_checkpoints(theirs)
-    )
+    offloads = asked in ("offload", "offload_disk", "unsloth")
+    on = is_on(asked) or offloads or parallel.fsdp_checkpoints(theirs)
     found: dict[str, Value] = {"gradient_checkpointing": on}
     if on:
         options = theirs.below("args.gradient_checkpointing_kwargs")
         again = options.get("use_reentrant", theirs["args.rl"] is None)
         found["use_reentrant"] = is_on(again)
-    if asked in ("offload", "offload_disk", "unsloth") or is_on(
-        theirs["args.activation_offloading"]
-    ):
+    if offloads or is_on(theirs["args.activation_offloading"]):
         found["activation_offloading"] = True
     return found
 

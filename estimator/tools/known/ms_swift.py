@@ -17,7 +17,7 @@ from estimator.tools.known.peft import (
 from estimator.tools.known.trl import USUAL_PROMPT, whole_logits
 from estimator.tools.later import EITHER, LESS, MORE, not_modelled
 from estimator.tools.lists import listed, under
-from estimator.tools.rules import SoFar, Theirs, Tool, Value, Values, alike, row, same, words
+from estimator.tools.rules import Rule, SoFar, Theirs, Tool, Value, Values, alike, row, same, words
 from estimator.values.arithmetic import ceil_div
 
 VERSION = "ms-swift 4.6.0"
@@ -74,18 +74,21 @@ def _write_generated(values: Values) -> Values:
     }
 
 
-def _share(theirs: Theirs, so_far: SoFar) -> Values:
-    given = theirs["args.vllm_gpu_memory_utilization"]
-    if given is None and not is_on(theirs["args.use_vllm"]):
-        return {}
-    return {"vllm_gpu_memory_utilization": 0.9 if given is None else given}
+def _of_engine(ours: str, usual: Value, says: str, line: int, none: Value = None) -> Rule:
+    """A key of vLLM's that has a default of its own; ``none``: how ms-swift writes that there is no limit."""
+    theirs = f"args.{ours}"
 
+    def read(given: Theirs, so_far: SoFar) -> Values:
+        value = given[theirs]
+        if value is None and not is_on(given["args.use_vllm"]):
+            return {}
+        return {ours: usual if value is None else None if value == none else value}
 
-def _rows_at_once(theirs: Theirs, so_far: SoFar) -> Values:
-    given = theirs["args.vllm_max_num_seqs"]
-    if given is None and not is_on(theirs["args.use_vllm"]):
-        return {}
-    return {"vllm_max_num_seqs": 256 if given is None else given or None}
+    def write(values: Values) -> Values:
+        return {theirs: none if values[ours] is None else values[ours]}
+
+    source = f"{VERSION}, swift/rlhf_trainers/args_mixin.py:{line}"
+    return row(f"{theirs} args.use_vllm", ours, read, write, says=says, source=source)
 
 
 def _precision(theirs: Theirs, so_far: SoFar) -> Values:
@@ -233,23 +236,9 @@ RULES = (
         """num_generations steps_per_generation num_iterations use_vllm vllm_mode
         vllm_tensor_parallel_size vllm_data_parallel_size ds3_gather_for_generation num_labels""",
     ),
-    row(
-        "args.vllm_gpu_memory_utilization args.use_vllm",
-        "vllm_gpu_memory_utilization",
-        _share,
-        "args.vllm_gpu_memory_utilization",
-        says="vLLM takes 0.9 of the GPU",
-        source=f"{VERSION}, swift/rlhf_trainers/args_mixin.py:37",
-    ),
+    _of_engine("vllm_gpu_memory_utilization", 0.9, "vLLM takes 0.9 of the GPU", 37),
     same("args.vllm_max_model_len", "vllm_max_model_length"),
-    row(
-        "args.vllm_max_num_seqs",
-        "vllm_max_num_seqs",
-        _rows_at_once,
-        lambda values: {"args.vllm_max_num_seqs": values["vllm_max_num_seqs"] or 0},
-        says="vLLM runs 256 rows at once",
-        source=f"{VERSION}, swift/rlhf_trainers/args_mixin.py:41",
-    ),
+    _of_engine("vllm_max_num_seqs", 256, "vLLM runs 256 rows at once", 41, none=0),
     same("args.offload_model", "generation_offload_model"),
     same("args.offload_optimizer", "generation_offload_optimizer"),
     words("args.sleep_level", "vllm_enable_sleep_mode", {0: False, 1: True, 2: True}),

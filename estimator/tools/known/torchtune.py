@@ -93,17 +93,11 @@ def _builder(theirs: Theirs) -> tuple[str, str]:
     return (found[1] or "", found[2]) if found else ("", "")
 
 
-def _recipe(theirs: Theirs) -> str:
-    return str(theirs["args.recipe"] or "")
-
-
 def _objective(theirs: Theirs, so_far: SoFar) -> Values:
-    word = next(
-        (objective for key, objective in OBJECTIVES.items() if key in _recipe(theirs)), None
-    )
-    if word is None and "DPOLoss" in str(theirs["args.loss._component_"]):
-        word = "dpo"
-    return {"objective": word} if word else {}
+    recipe, loss = str(theirs["args.recipe"] or ""), str(theirs["args.loss._component_"])
+    words = [objective for key, objective in OBJECTIVES.items() if key in recipe]
+    words += ["dpo"] * ("DPOLoss" in loss)
+    return {"objective": words[0]} if words else {}
 
 
 def _model(theirs: Theirs, so_far: SoFar) -> Values:
@@ -122,14 +116,11 @@ def _gpus(theirs: Theirs, so_far: SoFar) -> Values:
     if so_far["num_gpus"] <= 1:
         return {"strategy": "none"}
     if is_on(theirs["args.fsdp_cpu_offload"]):
-        return {
-            "strategy": "fsdp",
-            "fsdp_version": 2,
-            "offload_optimizer": "cpu",
-            "offload_param": "cpu",
-        }
-    again = theirs["args.fsdp_reshard_after_forward"]
-    return {"strategy": "fsdp_grad_op" if again is False else "fsdp", "fsdp_version": 2}
+        found = {"strategy": "fsdp", "offload_optimizer": "cpu", "offload_param": "cpu"}
+    else:
+        again = theirs["args.fsdp_reshard_after_forward"]
+        found = {"strategy": "fsdp_grad_op" if again is False else "fsdp"}
+    return {**found, "fsdp_version": 2}
 
 
 def _dtype(theirs: Theirs, so_far: SoFar) -> Values:
@@ -151,13 +142,11 @@ def _targets(theirs: Theirs, so_far: SoFar) -> Values:
     if not isinstance(named, list):
         return {}
     found = [MODULES.get(str(module), module) for module in named]
-    mlp, output = theirs["args.model.apply_lora_to_mlp"], theirs["args.model.apply_lora_to_output"]
+    mlp = theirs["args.model.apply_lora_to_mlp"]
     if mlp is None:  # a builder's own default, but the recipes say True
         mlp = theirs["builder.apply_lora_to_mlp"] if theirs.has("args.model._component_") else True
-    if is_on(mlp):
-        found += ["gate_proj", "up_proj", "down_proj"]
-    if is_on(output):
-        found.append("lm_head")
+    found += ["gate_proj", "up_proj", "down_proj"] * is_on(mlp)
+    found += ["lm_head"] * is_on(theirs["args.model.apply_lora_to_output"])
     return {"lora_target_modules": found}
 
 
@@ -179,12 +168,9 @@ def _loss(theirs: Theirs, so_far: SoFar) -> Values:
     }
 
 
-def _or(value: Value, instead: Value) -> Value:
-    return instead if value is None else value
-
-
 def _clipped(theirs: Theirs, so_far: SoFar) -> Values:
-    return {"max_grad_norm": _or(theirs["args.clip_grad_norm"], 0.0)}
+    most = theirs["args.clip_grad_norm"]
+    return {"max_grad_norm": 0.0 if most is None else most}
 
 
 def _counts(theirs: Theirs, so_far: SoFar) -> Values:
@@ -200,15 +186,6 @@ def _counts(theirs: Theirs, so_far: SoFar) -> Values:
     if steps:
         found["num_train_examples"] = steps * batch * accumulation * so_far["num_gpus"]
     return found
-
-
-def _adapters(theirs: Theirs, so_far: SoFar) -> Values:
-    return {
-        "lora_r": _or(theirs["args.model.lora_rank"], theirs["builder.lora_rank"]),
-        "lora_alpha": rounded(_or(theirs["args.model.lora_alpha"], theirs["builder.lora_alpha"])),
-        "lora_dropout": _or(theirs["args.model.lora_dropout"], theirs["builder.lora_dropout"]),
-        "use_dora": is_on(theirs["args.model.use_dora"]),
-    }
 
 
 def _checkpointing(theirs: Theirs, so_far: SoFar) -> Values:
@@ -303,11 +280,10 @@ RULES = (
         lambda _: {"args.dataset.packed": False},
         says="rows of a batch are padded to its longest: the recipes do not pack",
     ),
-    row(
-        "args.model.lora_rank args.model.lora_alpha args.model.lora_dropout args.model.use_dora",
-        "lora_r lora_alpha lora_dropout use_dora",
-        _adapters,
-    ),
+    same("args.model.lora_rank", "lora_r", "builder.lora_rank"),
+    same("args.model.lora_alpha", "lora_alpha", "builder.lora_alpha", as_=rounded),
+    same("args.model.lora_dropout", "lora_dropout", "builder.lora_dropout"),
+    same("args.model.use_dora", "use_dora", "builder.use_dora", as_=is_on),
     row(
         "args.model.lora_attn_modules args.model.apply_lora_to_mlp args.model.apply_lora_to_output",
         "lora_target_modules",

@@ -11,7 +11,7 @@ from typing import Any
 
 from estimator.tools.defaults import TOOLS
 from estimator.tools.lists import listed
-from estimator.tools.parsed import Command, Found, Text, Unresolved
+from estimator.tools.parsed import Command, Found, Text, Unresolved, plain_value
 from estimator.values.refusals import NOT_MODELLED, InputError, Refusal
 
 LONGEST = 200_000
@@ -509,15 +509,6 @@ def _of_hydra(text: str) -> Any:
 
 
 def _value(text: str) -> Any:
-    """What a flag's text is: a number, a truth, nothing, a variable that nobody set, or a text."""
-    if VARIABLE.search(text) or "$(" in text or "`" in text:
-        return Unresolved(text)
-    if text.lower() in {"true", "false"}:
-        return text.lower() == "true"
-    if text in {"None", "null"}:
-        return None
-    if re.fullmatch(r"[-+]?[0-9]{1,18}", text):
-        return int(text)
-    if re.fullmatch(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)([eE][-+]?[0-9]{1,3})?", text):
-        return float(text)
-    return text
+    """What a flag's text is: a plain value, or a variable that nobody set."""
+    is_open = VARIABLE.search(text) or "$(" in text or "`" in text
+    return Unresolved(text) if is_open else plain_value(text)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from estimator.tools.lists import listed
-from estimator.tools.parsed import DEEPEST, MOST_KEYS, Found, Text, Unresolved
+from estimator.tools.parsed import DEEPEST, MOST_KEYS, Found, Text, Unresolved, plain_value
 from estimator.values.refusals import InputError, show
 
 Node = Any
@@ -194,20 +194,6 @@ def _number(text: str) -> float | str:
         return text
 
 
-def _of_text(text: str) -> Any:
-    """A plain scalar.
-
-    >>> _of_text("512"), _of_text("true"), _of_text("a/b")
-    (512, True, 'a/b')
-    """
-    if text in ("", "null"):
-        return None
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    found = _whole(text)
-    return found if isinstance(found, int) else _number(text)
-
-
 def _resolve_own(keys: tuple[Found, ...]) -> tuple[Found, ...]:
     """Interpolations of the file's own keys, as OmegaConf has them (torchtune): ``${output_dir}/logs``."""
     known = {key.name: key.value for key in keys}
@@ -216,7 +202,7 @@ def _resolve_own(keys: tuple[Found, ...]) -> tuple[Found, ...]:
         if not isinstance(value, Unresolved):
             return value
         if default := ENVIRONMENT.fullmatch(value.text):
-            return _of_text(default[1].strip("\"'"))
+            return plain_value(default[1].strip("\"'")) if default[1] else None
         named = re.fullmatch(r"\$\{([\w.]+)\}", value.text)
         if named and not isinstance(known.get(named[1], value), Unresolved):
             return known[named[1]]

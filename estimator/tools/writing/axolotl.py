@@ -86,23 +86,17 @@ def _has_preferences(keys: Values) -> bool:
     return keys.get("objective") in having("is_preference")
 
 
-def _fsdp_version(keys: Values) -> int:
-    """The version of FSDP; 0 where there is none."""
-    of_fsdp = keys.get("strategy") in ("fsdp", "fsdp_grad_op", "hsdp")
-    return int(keys.get("fsdp_version", 2)) if of_fsdp else 0
-
-
 STOPS = (
     Stop(
         when=lambda keys: (
-            _fsdp_version(keys) == 2 and keys.get("optim") in ("adamw_8bit", "adamw_bnb_8bit")
+            keys.get("fsdp_version") == 2 and keys.get("optim") in ("adamw_8bit", "adamw_bnb_8bit")
         ),
         says="axolotl stops at optim adamw_bnb_8bit with FSDP 2; take paged_adamw_8bit.",
         source="axolotl 0.19.0, utils/schemas/validation.py, check_fsdp2_w_8bit_optimizer",
     ),
     Stop(
         when=lambda keys: (
-            _fsdp_version(keys) == 1
+            keys.get("fsdp_version") == 1
             and keys.get("offload_param") == "cpu"
             and "8bit" in str(keys.get("optim"))
         ),
@@ -110,7 +104,9 @@ STOPS = (
         source="axolotl 0.19.0, utils/schemas/validation.py, check_fsdp_offload_w_8bit_optimizer",
     ),
     Stop(
-        when=lambda keys: _fsdp_version(keys) == 2 and _is_packed(keys) and _has_preferences(keys),
+        when=lambda keys: (
+            keys.get("fsdp_version") == 2 and _is_packed(keys) and _has_preferences(keys)
+        ),
         says="axolotl stops at a quantised base with FSDP 2 and preferences; take fsdp_version 1, or ZeRO.",
         source="axolotl 0.19.0, utils/schemas/validation.py, check_fsdp2_base_model_quant_rl",
     ),
