@@ -11,7 +11,12 @@ from dataclasses import replace
 import pytest
 
 from estimator import catalog
-from estimator.families.adapters import adapter_parameters, is_adapted, trainable_parameters
+from estimator.families.adapters import (
+    adapter_parameters,
+    default_targets,
+    is_adapted,
+    trainable_parameters,
+)
 from estimator.families.known.falcon import falcon_norm_names
 from estimator.families.model_tree import (
     active_parameters,
@@ -28,6 +33,7 @@ from estimator.families.modules import (
     weight_shapes,
 )
 from estimator.families.registry import MODELLED
+from estimator.parallel.tensors import model_tensors
 from estimator.values.facets.adapters import Adapters
 from estimator.values.methods import Method
 from estimator.values.setup import TrainingSetup
@@ -257,3 +263,17 @@ def test_a_target_without_a_match_is_ignored_beside_one_that_matches():
 def test_a_regular_expression_is_resolved_where_setups_are_read():
     with pytest.raises(ValueError, match=r"regular expression, which only parse\(\) resolves"):
         adapter_parameters(GPT2, replace(LORA, lora_target_modules=".*attn").adapters)
+
+
+ONE_OF_EACH = {entry.model.model_type: entry.model for entry in PUBLISHED}
+
+
+@for_each("kind", sorted(ONE_OF_EACH))
+def test_the_list_of_tensors_has_each_trained_parameter_once(kind):
+    # against the counts, which are compared with PEFT's own
+    model, lora = ONE_OF_EACH[kind], Adapters(method="lora")
+    lora = replace(lora, lora_target_modules=default_targets(model, lora))
+    for adapters in (Adapters(), lora, replace(lora, modules_to_save=("lm_head",))):
+        tensors = [tensor for tensor in model_tensors(model, adapters) if tensor.trained]
+        count = sum(tensor.alike * tensor.numel for tensor in tensors)
+        assert count == trainable_parameters(model, adapters)
