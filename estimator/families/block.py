@@ -8,7 +8,13 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from estimator.families.activations import activation
-from estimator.families.adapters import adapter_rank, is_quantized, is_trained_whole, trains_bias
+from estimator.families.adapters import (
+    adapter_rank,
+    adapter_shapes,
+    is_quantized,
+    is_trained_whole,
+    trains_bias,
+)
 from estimator.families.dora import Dora, dora
 from estimator.families.family import Kernels, NormKind, Rotary
 from estimator.families.liger import kernels
@@ -23,7 +29,7 @@ from estimator.families.modules import (
     weight_shapes,
 )
 from estimator.families.rotary import Tables, rotate
-from estimator.families.weights import adapter_tensors, weight_width
+from estimator.families.weights import adapter_tensor_width, weight_width
 from estimator.tape import fused
 from estimator.tape import operators as op
 from estimator.tape.attention import AttentionShape, attention
@@ -193,20 +199,13 @@ class Block:
         return self._parameters[key]
 
     def _adapters(self, module: Linear | Bare | Embedding, key: str) -> list[Parameter]:
-        tensors = adapter_tensors(module, self.setup)
-        parameters = [
-            self._parameter(
-                f"{key}.{module.name}.lora{part}",
-                elements(tensor.shape),
-                tensor.width,
-                trainable=True,
-            )
-            for part, tensor in enumerate(tensors)
-        ]
-        self.owned += [
-            Owned(module, tensor.shape, parameter, is_adapter=True)
-            for tensor, parameter in zip(tensors, parameters, strict=True)
-        ]
+        parameters = []
+        for part, shape in enumerate(adapter_shapes(module, self.setup.adapters)):
+            name = f"{key}.{module.name}.lora{part}"
+            width = adapter_tensor_width(module, shape, self.setup)
+            parameter = self._parameter(name, elements(shape), width, trainable=True)
+            self.owned.append(Owned(module, shape, parameter, is_adapter=True))
+            parameters.append(parameter)
         return parameters
 
     def _loaded(

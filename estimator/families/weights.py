@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from estimator.families.adapters import (
-    adapter_shapes,
     is_quantized,
 )
 from estimator.families.loaded import clamps
@@ -116,27 +115,6 @@ def tensors_bytes(shapes: Iterable[tuple[int, ...]], width: int) -> int:
     Source: torch 2.13, c10/cuda/CUDACachingAllocator.cpp.
     """
     return sum(allocated(elements(shape) * width) for shape in shapes)
-
-
-class AdapterTensor(NamedTuple):
-    """One trained tensor of an adapter."""
-
-    shape: tuple[int, ...]
-    width: int
-    """Bytes per element."""
-
-    @property
-    def bytes(self) -> int:
-        """Bytes as allocated."""
-        return allocated(elements(self.shape) * self.width)
-
-
-def adapter_tensors(module: Module, setup: TrainingSetup) -> tuple[AdapterTensor, ...]:
-    """The tensors of ``adapter_shapes`` (derived, from ``adapter_tensor_width``)."""
-    return tuple(
-        AdapterTensor(shape, adapter_tensor_width(module, shape, setup))
-        for shape in adapter_shapes(module, setup.adapters)
-    )
 
 
 def adapter_tensor_width(module: Module, shape: tuple[int, ...], setup: TrainingSetup) -> int:

@@ -19,7 +19,7 @@ from estimator.families.weights import (
 from estimator.parallel.tensors import ModelTensor, Shape, model_tensors, module_tensors
 from estimator.resident.model import Resident, counts, stepped
 from estimator.resident.optimizer import Trainable
-from estimator.values.arithmetic import allocated, ceil_div, elements
+from estimator.values.arithmetic import ceil_div, elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
@@ -104,7 +104,7 @@ def gradient_bytes(tensors: Iterable[Trainable]) -> int:
 
     Source: torch 2.13, torch/csrc/autograd/functions/accumulate_grad.h.
     """
-    return sum(one.alike * allocated(elements(one.shape) * one.width) for one in tensors)
+    return sum(one.alike * one.bytes for one in tensors)
 
 
 def loaded_width(tensor: ModelTensor, setup: TrainingSetup) -> int:
@@ -202,6 +202,12 @@ def idle_tensors(model: Model, setup: TrainingSetup) -> list[Trainable]:
 
 def _idle(model: Model, setup: TrainingSetup) -> Collection[Module]:
     return {module for module, _ in idle_modules(model, setup.adapters, setup.images)}
+
+
+def module_adapters(module: Module, setup: TrainingSetup) -> list[Trainable]:
+    """The tensors of a module's adapter, as PEFT leaves them (derived, likewise)."""
+    tensors = module_tensors(module, setup.adapters)
+    return [AS_LOADED.held(tensor, setup) for tensor in tensors if tensor.is_adapter]
 
 
 def trained(tensors: Iterable[ModelTensor], setup: TrainingSetup) -> list[Trainable]:

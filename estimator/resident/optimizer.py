@@ -32,6 +32,11 @@ class Trainable(NamedTuple):
     is_linear: bool = False
     """The matrix of an ``nn.Linear``, which GaLore and APOLLO project."""
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of one, as allocated."""
+        return allocated(elements(self.shape) * self.width)
+
 
 class States(NamedTuple):
     """Bytes of states inside torch's allocator, and in bitsandbytes' managed memory outside it."""

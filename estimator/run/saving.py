@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
-from estimator.families.adapters import is_quantized
+from estimator.families.adapters import adapter_shapes, is_quantized
 from estimator.families.loaded import made_modules, tower_parameters
 from estimator.families.model_tree import gate_up_stacks, total_parameters
 from estimator.families.modules import weight_shapes
 from estimator.families.packed import FLOAT32_BYTES, QUANTIZATION_BLOCK, quantized_bytes
 from estimator.families.weights import (
-    adapter_tensors,
     adapter_width,
     tensors_bytes,
     unquantized_width,
@@ -175,7 +174,7 @@ def merging_module_bytes(model: Model, setup: TrainingSetup) -> int:
                 packed=is_quantized(module, setup.adapters),
             )
             for module, _ in made_modules(model, setup.adapters)
-            if adapter_tensors(module, setup)
+            if adapter_shapes(module, setup.adapters)
         ),
         default=0,
     )

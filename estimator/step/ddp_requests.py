@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from estimator.families.model_tree import tied_head
 from estimator.families.modules import weight_shapes
-from estimator.families.weights import adapter_tensors, weight_width
+from estimator.families.weights import weight_width
 from estimator.parallel.ddp import finds_unused
+from estimator.parallel.placements import module_adapters
 from estimator.parallel.tensors import modules_in_order
 from estimator.resident.optimizer import Trainable
 from estimator.step.blocks import GIVE, NO_LIMIT, TAKE, Request
@@ -86,7 +87,7 @@ def _weights(model: Model, setup: TrainingSetup) -> Iterator[Sent]:
             width = weight_width(module, setup)
             for shape in weight_shapes(module):
                 yield Sent(width, width * elements(shape))
-        for tensor in adapter_tensors(module, setup):
+        for tensor in module_adapters(module, setup):
             yield Sent(tensor.width, tensor.width * elements(tensor.shape))
 
 

@@ -9,12 +9,13 @@ from estimator.families.loaded import made_modules
 from estimator.families.model_tree import tied_head
 from estimator.families.modules import Module, weight_shapes
 from estimator.families.packed import FLOAT32_BYTES, NESTED_BLOCK, QUANTIZATION_BLOCK, packed_bytes
-from estimator.families.weights import AdapterTensor, adapter_tensors, weight_width
+from estimator.families.weights import weight_width
 from estimator.parallel.computed import computed_width
 from estimator.parallel.placements import (
     Shard,
     gradient_bytes,
     idle_tensors,
+    module_adapters,
     module_bytes,
     trainable_tensors,
     trained,
@@ -142,7 +143,7 @@ def _one_after_another(
         for module in own:
             yield from (Request(TAKE, HELD, size) for size in _sizes(module, same))
             if made is MOVED:  # with the adapters that it has got on the CPU
-                yield from _held(adapter_tensors(module, same))
+                yield from _held(module_adapters(module, same))
     yield from _pieces(resident.weights - sum(module_bytes(module, same) for module in own), 1)
     if made is MADE:
         yield from (Request(TAKE, HEAD, size) for module in tied for size in _sizes(module, same))
@@ -150,7 +151,7 @@ def _one_after_another(
     if made is MADE or same.adapters.has_packed_base:
         yield from _adapters(keys, modules, same)
     yield from cast_back
-    tensors = [tensor for module in modules for tensor in adapter_tensors(module, same)]
+    tensors = [tensor for module in modules for tensor in module_adapters(module, same)]
     yield from _pieces(resident.adapters - sum(tensor.bytes for tensor in tensors), 1)
 
 
@@ -459,7 +460,7 @@ def _reference(modules: Sequence[Module], same: TrainingSetup, total: int) -> It
         yield from _pieces(total, len(modules))
 
 
-def _held(tensors: Iterable[AdapterTensor]) -> Iterator[Request]:
+def _held(tensors: Iterable[Trainable]) -> Iterator[Request]:
     yield from (Request(TAKE, HELD, tensor.bytes) for tensor in tensors)
 
 
@@ -476,7 +477,7 @@ def _adapters(keys: Keys, modules: Iterable[Module], same: TrainingSetup) -> Ite
     in_the_end: list[tuple[int, int, int]] = []
     recasts = same.adapters.has_packed_base and _is_trls(same.task)
     for module in modules:
-        tensors = adapter_tensors(module, same)
+        tensors = module_adapters(module, same)
         is_8bit = same.adapters.has_8bit_base and is_quantized(module, same.adapters)
         is_cast = same.precision.dtype.bytes < FLOAT32_BYTES and not is_8bit
         key = keys.new(len(tensors))
