@@ -74,6 +74,25 @@ def _imports(path: Path) -> Iterator[tuple[str, str]]:
                 yield node.module or "", alias.name
 
 
+UP = {"objective.py", "objectives", "passes"}
+"""Where a type alone is imported from above: an objective's of the step that it is handed, and a pass's likewise."""
+
+
+def test_only_objectives_and_passes_name_types_from_above():
+    named = {
+        path.relative_to(ROOT / "estimator").as_posix()
+        for path in (ROOT / "estimator").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in node.body
+        if isinstance(inner, ast.ImportFrom) and str(inner.module).startswith("estimator.")
+        if not UP & {path.name, path.parent.name}
+    }
+    assert named == {"__init__.py"}, (
+        "import it, or move it up"
+    )  # whose arrays are imported on demand
+
+
 def test_exported_members_are_sorted_and_complete():
     names = list(estimator.__all__)
     order = {True: 0, False: 1}  # constants, then classes, then functions, as ruff's RUF022 sorts
