@@ -123,6 +123,13 @@ def test_cpo_without_its_cross_entropy_reads_as_alphapo():
         assert [found.setup[key] for key in ("objective", "loss_type")] == ["cpo", loss_type]
 
 
+@pytest.mark.parametrize("own", ["padding_value: 0", "simpo_gamma: 0.5"])
+def test_experimental_trainers_cut_rows_at_1024_tokens(own):
+    """Their ``max_length``: trl 1.16, experimental/orpo/orpo_config.py:79, experimental/cpo/cpo_config.py:99."""
+    found = run(f"{TRL}{own}\n", names=("config.yaml",))
+    assert (found.setup["max_length"], found.guesses) == (1024, ())
+
+
 def test_a_command_says_the_trainer_whatever_the_keys_are():
     found = run("trl kto --config a.yaml", f"{TRL}beta: 0.1\n", names=("run.sh", "a.yaml"))
     assert (found.setup["objective"], found.guesses) == ("kto", ())

@@ -96,8 +96,10 @@ def taking(argument: str) -> frozenset[str]:
 OF_SOME = listed("""packing max_length activation_offloading precompute_ref_log_probs loss_type beta
     max_completion_length""")
 """Keys of ours that are arguments of some classes; others are in every class."""
-MOST_USED = (*("sft", "dpo", "grpo", "reward", "kto", "rloo", "orpo"), *("cpo", "ppo", "gkd"))
-"""The order in which one of several trainers is guessed: ours."""
+MOST_USED = dict.fromkeys(
+    [*listed("sft dpo grpo reward kto rloo orpo cpo"), *having("trl"), *OTHERS]
+)
+"""The order in which one of several trainers is guessed: ours, then that of the words."""
 
 
 class Guess(NamedTuple):
@@ -443,7 +445,8 @@ NO_EFFECT = transformers.NO_EFFECT | under(
     dataset_batch_size eos_token pad_token truncation_mode shuffle_dataset dataset_name dataset_config
     dataset_train_split dataset_test_split dataset_streaming ignore_bias_buffers
     gradient_checkpointing_use_reentrant datasets.* streaming test_split_size f_divergence_type
-    f_alpha_divergence_coef label_smoothing simpo_gamma alpha loss_weights ld_alpha discopop_tau ref_model_mixup_alpha
+    f_alpha_divergence_coef label_smoothing simpo_gamma alpha padding_value is_encoder_decoder
+    loss_weights ld_alpha discopop_tau ref_model_mixup_alpha
     ref_model_sync_steps disable_dropout desirable_weight undesirable_weight center_rewards_coefficient
     precompute_ref_batch_size temperature top_p top_k min_p generation_kwargs.* chat_template_kwargs.*
     repetition_penalty cache_implementation vllm_model_impl vllm_structured_outputs_regex vllm_server_base_url
