@@ -330,6 +330,14 @@ def test_llamafactorys_preferences_keep_all_logits_as_do_trls_before_its_tiles(m
     assert "loss" not in keys(dpo(**parts))
 
 
+@pytest.mark.parametrize(("weight", "loss_type"), [(0.0, "alphapo"), (1.0, "simpo")])
+def test_alphapo_is_simpo_without_a_cross_entropy(weight, loss_type):
+    """As ``CPOConfig.__post_init__`` leaves it: trl 1.16, experimental/cpo/cpo_config.py."""
+    cpo = type("CPOTrainer", (Has,), {"__module__": "trl.experimental.cpo.cpo_trainer"})
+    read = keys(cpo(**vars(trainer(loss_type="simpo", cpo_alpha=weight, beta=2.0))))
+    assert [read[key] for key in ("objective", "loss_type", "beta")] == ["cpo", loss_type, 2.0]
+
+
 def test_buckets_of_another_size_than_trainers_are_refused():
     """DeepSpeed takes 500 million elements where its config says none: runtime/zero/config.py."""
     plugin = Has(deepspeed_config={"zero_optimization": {"stage": 2}})

@@ -250,6 +250,10 @@ def _task(trainer: Any) -> dict[str, object]:
             keys["loss"] = "selective_trl"
     if objective.loss_types and not objective.is_causal_lm:
         keys["loss_type"] = _one(getattr(trainer.args, "loss_type", None))
+        if getattr(trainer.args, "cpo_alpha", None) == 0:
+            keys["loss_type"] = (
+                "alphapo"  # which CPOConfig writes as simpo, without a cross-entropy
+            )
     keys["padding_free"] = bool(getattr(trainer, "padding_free", False))
     return keys
 
