@@ -90,14 +90,6 @@ def test_attention_is_half_the_count_without_a_causal_mask():
     assert count == pytest.approx(palm / 2 * 7 / 6, rel=0.001)
 
 
-@pytest.mark.parametrize("model", [model.model for model in catalog.models().values()][::9])
-def test_full_fine_tuning_takes_more_operations_than_adapters(model):
-    assert isinstance(model, type(LLAMA))
-    full = work(model, TrainingSetup(), 512, pairs=0)
-    lora = work(model, TrainingSetup(method=Method.LORA), 512, pairs=0)
-    assert full.hardware > lora.hardware > 0.5 * full.hardware
-
-
 SIGLIP = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 TEXT = {
     "vocab_size": 512,

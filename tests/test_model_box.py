@@ -171,7 +171,7 @@ def test_retry_can_succeed(fake_hub):
     assert "elsewhere" not in text(page)
 
 
-def test_choosing_another_model_clears_the_error(fake_hub):
+def test_choosing_another_model_clears_the_error():
     page = answered(type_model(open_at(), "me/none"))
     assert "elsewhere" in text(page)
     type_model(page, "Qwen/Qwen3-8B")
@@ -274,7 +274,7 @@ def test_invalid_id_in_a_link_is_not_fetched(fake_hub, nasty):
     assert fake_hub.asked == []
 
 
-def test_typed_text_is_never_rendered_as_html(fake_hub):
+def test_typed_text_is_never_rendered_as_html():
     page = answered(type_model(open_at(), "<script>/alert(1)"))
     assert "<script>" not in text(page)
     assert page.get("bidi_component")
