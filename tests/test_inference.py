@@ -24,6 +24,7 @@ from estimator.search.remedies import _changes, remedies
 from estimator.search.vllm_share import least_share, vllm_shares
 from estimator.sources import catalog
 from estimator.tools.imported import read_files
+from estimator.values.range import Range
 from estimator.values.results import Estimate
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Component, Phase, Verdict
@@ -174,6 +175,12 @@ def test_with_sleep_mode_the_peak_is_the_larger_of_step_and_generation():
     between = alone.timeline.resident
     assert asleep.phases[Phase.GENERATION].bytes == sum(between.values()) + own.asked
     assert asleep.decisive.bytes == max(asleep.peak.bytes, asleep.phases[Phase.GENERATION].bytes)
+
+
+def test_need_matches_estimate():
+    for keys in ({}, {"vllm_enable_sleep_mode": True}, {"use_vllm": False}, {"method": "lora"}):
+        whole = answer(**keys)
+        assert need(QWEN, H100, setup(**keys)) == Range(whole.need_low_bytes, whole.need_high_bytes)
 
 
 def test_engine_memory_adds_no_slack():

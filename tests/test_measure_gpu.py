@@ -117,6 +117,7 @@ def test_a_case_lists_the_packages_it_needs():
 
 
 def test_every_shipped_row_is_an_object_of_the_contract_with_source_and_date():
+    assert rows.TABLE.read_text("utf-8").splitlines()[0] == ",".join(rows.COLUMNS)
     for row in catalog.measurements():
         assert row.outcome in {rows.MEASURED, rows.OUT_OF_MEMORY}
         assert row.measured

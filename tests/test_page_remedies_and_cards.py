@@ -155,3 +155,15 @@ def test_without_a_remedy_the_page_says_what_was_tried_and_which_context_fits():
     fits = int(re.search(r"A context of ([\d,]+) tokens would fit", head)[1].replace(",", ""))
     for length, verdict in ((fits, Verdict.FITS), (fits + 1, Verdict.TIGHT)):
         assert estimate(*contract.parse(asked | {"max_length": length})).verdict is verdict
+
+
+def test_the_page_says_that_accumulation_cannot_help_a_card_full_of_weights():
+    said = text(open_page(**LLAMA_ON_4090))
+    assert "no smaller batch, shorter context or more accumulation makes that fit" in said
+
+
+def test_measured_runs_are_shown_beside_the_verdict():
+    said = text(open_page(method="full", gpu="A100-SXM4-80GB"))
+    assert (
+        "measured runs of this kind (full fine-tuning on one GPU, llama and mistral, A100" in said
+    )

@@ -174,6 +174,12 @@ def test_changing_model_or_method_ends_a_what_if_and_the_page_says_so(change):
     assert "float32 states were a what-if for full fine-tuning of Mistral-7B-v0.1" in text(page)
 
 
+def test_an_address_may_set_a_what_if_for_any_model():
+    page = open_page(**WHAT_IF | {"model": "Qwen/Qwen3-8B"})
+    page.run()
+    assert setting(page, "optim_state_dtype") == "float32"
+
+
 WHAT_IF = {
     "model": "mistralai/Mistral-7B-v0.1",
     "gpu": "A100-SXM4-80GB",
