@@ -292,13 +292,7 @@ def _rounds(chunks: int) -> tuple[int | None, ...]:
     The first differs because no state has a gradient yet, the last because its state is not read again. What all
     iterations share is first saved in the second.
     """
-    if chunks == 1:
-        return (None,)
-    if chunks == 2:
-        return (None, None)
-    if chunks == 3:
-        return (None, None, None)
-    return (None, None, chunks - 4, None, None)
+    return (None,) * chunks if chunks <= 3 else (None, None, chunks - 4, None, None)
 
 
 def _for_heads(tape: Tape, x: Tensor, groups: int) -> Tensor:

@@ -181,8 +181,8 @@ def attention_tree(model: Model) -> Tree:
 
 def normed_tree(model: Model) -> Tree:
     """The same with norms over each head of queries and keys."""
-    norms = parts.head_norms(model, "q_norm", "k_norm")
-    return tree("@Attention", **parts.projections(model), **norms)
+    names = "q_proj k_proj v_proj o_proj q_norm k_norm"
+    return tree("@Attention", **parts.attention(model, names))
 
 
 def widely_normed_tree(model: Model) -> Tree:

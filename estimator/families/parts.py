@@ -85,6 +85,15 @@ def projections(model: Model, order: str = "qkvo", last: str = "o_proj") -> dict
     return dict(named[letter] for letter in order)
 
 
+def attention(model: Model, order: str) -> dict[str, Linear | Norm]:
+    """Projections and norms of heads by name, in the class's order; the norm of values has no weight (Gemma)."""
+    linears = projections(model)
+    return {
+        name: linears.get(name) or head_norm(model, weight=name != "v_norm")
+        for name in order.split()
+    }
+
+
 def fused_qkv(model: Model, *, conv1d: bool = False) -> Linear:
     """A fused query-key-value projection."""
     width = model.query_size + 2 * model.key_value_size

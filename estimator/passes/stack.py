@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from estimator.families.adapters import lowest_trained
+from estimator.families.layer_kinds import SLIDING
 from estimator.families.loaded import adapted_kinds, layers_before_the_text
 from estimator.families.model_tree import layer_kind, sharing_of_keys
 from estimator.families.registry import family_of
@@ -17,8 +18,6 @@ from estimator.passes.float8 import kept
 from estimator.tape.offloading import STASHED
 from estimator.values.setup import TrainingSetup
 from estimator.values.specs import Model
-
-SLIDING = "sliding_attention"
 
 
 class LayerKind(NamedTuple):

@@ -30,7 +30,6 @@ from estimator.families.layer_kinds import REUSING
 from estimator.families.layers import gated_mlp_tree
 from estimator.families.modules import (
     LEAF,
-    Module,
     Norm,
     OwnParameter,
     Tree,
@@ -221,20 +220,8 @@ def _tree(model: Model, *, reuses: bool = False) -> Tree:
 
 
 def _attention(model: Model, *, reuses: bool) -> Tree:
-    linears = parts.projections(model)
-    own: dict[str, Module] = {
-        "k_proj": linears["k_proj"],
-        "v_proj": linears["v_proj"],
-        "k_norm": parts.head_norm(model),
-        "v_norm": parts.head_norm(model, weight=False),
-    }
-    return tree(
-        "@TextAttention",
-        q_proj=linears["q_proj"],
-        q_norm=parts.head_norm(model),
-        **({} if reuses else own),
-        o_proj=linears["o_proj"],
-    )
+    own = "" if reuses else "k_proj v_proj k_norm v_norm"
+    return tree("@TextAttention", **parts.attention(model, f"q_proj q_norm {own} o_proj"))
 
 
 def _root(model: Model) -> Tree:

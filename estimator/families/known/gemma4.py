@@ -159,20 +159,8 @@ def _layer(*, is_global: bool = False, reuses: bool = False) -> ModuleClass:
 
 
 def _attention(model: Model, *, has_values: bool, reuses: bool) -> Tree:
-    linears = parts.projections(model)
-    own: dict[str, Module | None] = {
-        "k_norm": parts.head_norm(model),
-        "v_norm": parts.head_norm(model, weight=False),
-        "k_proj": linears["k_proj"],
-        "v_proj": linears["v_proj"] if has_values else None,
-    }
-    return tree(
-        "@TextAttention",
-        q_proj=linears["q_proj"],
-        q_norm=parts.head_norm(model),
-        **({} if reuses else own),
-        o_proj=linears["o_proj"],
-    )
+    own = "" if reuses else "k_norm v_norm k_proj" + " v_proj" * has_values
+    return tree("@TextAttention", **parts.attention(model, f"q_proj q_norm {own} o_proj"))
 
 
 def layer_input(model: Model) -> dict[str, Tree | Module]:

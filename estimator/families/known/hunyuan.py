@@ -16,8 +16,8 @@ from estimator.values.specs import Model
 
 
 def _tree(model: Model) -> Tree:
-    norms = parts.head_norms(model, "query_layernorm", "key_layernorm")
-    return tree("@Attention", **parts.projections(model), **norms)
+    names = "q_proj k_proj v_proj o_proj query_layernorm key_layernorm"
+    return tree("@Attention", **parts.attention(model, names))
 
 
 def _attention(b: Block, x: Tensor) -> Tensor:
