@@ -19,6 +19,8 @@ from estimator import catalog, estimate
 from estimator.answer.needs import need
 from estimator.contract.setups import parse, read_setup
 from estimator.families.model_tree import (
+    At,
+    modules_in_order,
     modules_with_counts,
     tied_head,
     total_parameters,
@@ -27,7 +29,7 @@ from estimator.families.modules import Module, weight_shapes
 from estimator.families.packed import scale_bytes
 from estimator.parallel.combinations import refusal
 from estimator.parallel.strategies import resident_memory
-from estimator.parallel.tensors import At, model_tensors, modules_in_order
+from estimator.parallel.tensors import model_tensors
 from estimator.parallel.zero import part_bytes, zero_part
 from estimator.parallel.zero_partitions import (
     Parts,

@@ -292,7 +292,13 @@ def _rounds(chunks: int) -> tuple[int | None, ...]:
     The first differs because no state has a gradient yet, the last because its state is not read again. What all
     iterations share is first saved in the second.
     """
-    return (None,) * chunks if chunks <= 3 else (None, None, chunks - 4, None, None)
+    if chunks == 1:  # a recorded number: each is asked for by itself
+        return (None,)
+    if chunks == 2:
+        return (None, None)
+    if chunks == 3:
+        return (None, None, None)
+    return (None, None, chunks - 4, None, None)
 
 
 def _for_heads(tape: Tape, x: Tensor, groups: int) -> Tensor:

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 from estimator.families.family import ModuleClass
 from estimator.families.layer_kinds import (
@@ -39,9 +40,9 @@ from estimator.families.modules import (
     Tree,
     TreeTensor,
     Width,
+    changed,
     extended,
     module_parameters,
-    of_part,
     weight_shapes,
 )
 from estimator.families.parts import decoder
@@ -163,11 +164,12 @@ def layer_tree(model: Model, index: int) -> Tree:
 
 @lru_cache(maxsize=256)
 def _layer_tree(model: Model, kind: str) -> Tree:
-    return _parted(_class_of(model, kind).tree(model), model)
+    part = _part(model)
+    return changed(_class_of(model, kind).tree(model), lambda module: replace(module, part=part))
 
 
-def _parted(made: Tree, model: Model) -> Tree:
-    return of_part(made, Part.VISION) if is_tower(model) else made
+def _part(model: Model) -> Part:
+    return Part.VISION if is_tower(model) else Part.TEXT
 
 
 def layer_modules(model: Model, index: int = 0) -> tuple[Module, ...]:
@@ -197,8 +199,15 @@ def _layer_modules(model: Model, kind: str) -> tuple[Module, ...]:
 
 @lru_cache(maxsize=64)
 def root_tree(model: Model) -> Tree:
-    """The module tree of the model around ``LAYERS``, with the head that it is trained with (derived)."""
-    root = _parted((family_of(model).root or LLAMA_ROOT)(model), model)
+    """The module tree of the model around ``LAYERS``, with the head that it is trained with (derived).
+
+    Modules are named relative to what has the layers, where they are part of that.
+    """
+    root, part = (family_of(model).root or LLAMA_ROOT)(model), _part(model)
+    base = f"{_place_of_layers(root).rpartition('.')[0]}."
+    root = changed(
+        root, lambda module: replace(module, name=module.name.removeprefix(base), part=part)
+    )
     if model.num_labels is None:
         return root
     children = tuple((name, child) for name, child in root.children if name != "lm_head")
@@ -219,14 +228,11 @@ def outer_modules(model: Model) -> tuple[Module, ...]:
     >>> [module.name for module in outer_modules(TINY_LLAMA)]
     ['embed_tokens', 'norm', 'lm_head']
     """
-    return tuple(
-        replace(module, name=_outer_name(module.name, model)) for module in root_tree(model).modules
-    )
+    return tuple(root_tree(model).modules)
 
 
-def _outer_name(name: str, model: Model) -> str:
-    """Relative to what has the layers, where it is part of that."""
-    return name.removeprefix(f"{layers_name(model).rpartition('.')[0]}.")
+def _place_of_layers(root: Tree) -> str:
+    return next(name for name, node in root.walk() if node is LAYERS)
 
 
 @lru_cache(maxsize=256)
@@ -237,7 +243,7 @@ def layers_name(model: Model, *, with_tower: bool = False) -> str:
     >>> layers_name(TINY_LLAMA)
     'model.layers'
     """
-    own = next(name for name, node in root_tree(model).walk() if node is LAYERS)
+    own = _place_of_layers(root_tree(model))
     if not with_tower:
         return own
     base = own.partition(".")[0]
@@ -405,45 +411,108 @@ def tower_layers(vision: Vision) -> str:
 
 def projector_modules(vision: Vision, model: Model) -> tuple[Module, ...]:
     """Modules with weights of the projector by full name; whole model (derived)."""
+    return tuple(module for made in _projector(vision, model).values() for module in made.modules)
+
+
+def _projector(vision: Vision, model: Model) -> dict[str, Tree]:
+    """By full name its trees, whose modules have full names, too."""
+
+    def named(above: str, module: Module) -> Module:
+        name = f"{above}.{module.name}".removesuffix(".")
+        return replace(module, part=Part.PROJECTOR, name=name)
+
     made = vision_family(vision).projector(vision, model)
-    return tuple(
-        replace(module, part=Part.PROJECTOR, name=f"{name}.{module.name}".removesuffix("."))
-        for name, projector in made.items()
-        for module in projector.modules
-    )
+    return {name: changed(part, partial(named, name)) for name, part in made.items()}
 
 
-def joined(vision: Vision, model: Model) -> dict[str, Tree]:
+def _joined(vision: Vision, model: Model) -> dict[str, Tree]:
     """Tower and projector by name, in the order of definition; a merger that the tower has is inside it (derived)."""
-    family = vision_family(vision)
-    inside: dict[str, Tree] = {}
+    prefix, tower = vision_family(vision).prefix, root_tree(vision.tower)
+    inside: dict[str, Tree] = dict(tower.children)
     beside: dict[str, Tree] = {}
-    for name, made in family.projector(vision, model).items():
+    for name, made in _projector(vision, model).items():
         block, _, last = name.rpartition(".")
-        (inside if block == family.prefix else beside)[last] = made
-    return {family.prefix: extended(root_tree(vision.tower), **inside), **beside}
+        (inside if block == prefix else beside)[last] = made
+    return {prefix: replace(tower, children=tuple(inside.items())), **beside}
 
 
 # --- the whole class, by name -------------------------------------------------------------------
 
-Named = tuple[str, int | None, Module]
-"""A module's full name, its layer if it is in one, and the module."""
+
+class At(NamedTuple):
+    """A layer."""
+
+    layer: int
+    in_tower: bool = False
+    """Of the vision tower; else of the text."""
 
 
-def named_modules(model: Model) -> Iterator[Named]:
-    """Modules with weights and parameters held directly, of the text, in the order of definition (derived)."""
-    return (named for named in _all_modules(model) if weight_shapes(named[-1]))
+class Located(NamedTuple):
+    """A module with weights, and its layer."""
+
+    at: At | None
+    module: Module
 
 
-def _all_modules(model: Model) -> Iterator[Named]:
-    layers = layers_name(model)
-    for name, node in root_tree(model).walk():
-        if name != layers:
-            yield from ((full, None, module) for full, module in node.own(name))
+@lru_cache(maxsize=64)
+def modules_in_order(model: Model, *, with_tower: bool = False) -> tuple[Located, ...]:
+    """Modules with weights, in the order of ``named_parameters``. A tied head, which has no weight of its own, is last.
+
+    ``with_tower``: the tower's and its projector's before them.
+
+    Source: torch 2.13, nn/modules/module.py, ``named_parameters``; ``module_tree`` for the order of definition.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> [it.module.name for it in modules_in_order(TINY_LLAMA)][:3]
+    ['embed_tokens', 'self_attn.q_proj', 'self_attn.k_proj']
+    """
+    seeing = list(_named_in_tower(model)) if with_tower else []
+    named = (located for _, located in (*seeing, *_named(root_tree(model), "", model)))
+    return (*named, *(Located(None, head) for head in tied_head(model)))
+
+
+@lru_cache(maxsize=64)
+def modules_as_loaded(model: Model) -> tuple[Located, ...]:
+    """Modules with weights of their own, in the order in which transformers loads them: by name, layers by number.
+
+    Source: transformers 5.23, core_model_loading.py, ``dot_natural_key``, ``convert_and_load_state_dict_in_model``.
+
+    >>> from estimator.families.modules import TINY_LLAMA
+    >>> [located.module.name for located in modules_as_loaded(TINY_LLAMA)][:4]
+    ['lm_head', 'embed_tokens', 'input_layernorm', 'mlp.down_proj']
+    """
+    by_name = _named(root_tree(model), "", model)
+    named = sorted(by_name, key=lambda named: [*map(_natural, named[0].split("."))])
+    tied = tied_head(model)
+    return tuple(located for _, located in named if located.module not in tied)
+
+
+def _natural(word: str) -> tuple[int, str, int]:
+    """Sorts numbers before words, and a word's last digits as a number."""
+    text = word.rstrip("0123456789")
+    return int(text != ""), text, int(word[len(text) :] or -1)
+
+
+def _named_in_tower(model: Model) -> Iterator[tuple[str, Located]]:
+    """Source: transformers 5.23, models/*/modeling_*.py, ``__init__`` of each class with a vision tower."""
+    assert model.vision is not None
+    for name, made in _joined(model.vision, model).items():
+        yield from _named(made, name, model.vision.tower)
+
+
+def _named(root: Tree, above: str, model: Model) -> Iterator[tuple[str, Located]]:
+    """Modules with their full names, in the order of definition; ``model``: the one that has the layers."""
+    for name, node in root.walk(above):
+        if node is not LAYERS:
+            yield from _own_modules(node, name, None)
             continue
         for index in range(model.num_hidden_layers):
-            for below, inside in layer_tree(model, index).walk(f"{layers}.{index}"):
-                yield from ((full, index, module) for full, module in inside.own(below))
+            for below, inside in layer_tree(model, index).walk(f"{name}.{index}"):
+                yield from _own_modules(inside, below, At(index, in_tower=is_tower(model)))
+
+
+def _own_modules(node: Tree, name: str, at: At | None) -> Iterator[tuple[str, Located]]:
+    return ((full, Located(at, module)) for full, module in node.own(name) if weight_shapes(module))
 
 
 @dataclass(frozen=True, slots=True)
@@ -561,7 +630,7 @@ class _Seeing:
             text = replace(text, class_name=self.around(self.tree.text_class))
         seeing = [
             _node(_below(self.base, name), made, self.vision.tower, self.around)
-            for name, made in joined(self.vision, self.model).items()
+            for name, made in _joined(self.vision, self.model).items()
         ]
         if self.tree.text_in:
             beside = _node(f"{self.tree.text_name}.lm_head", head, self.model, self.text_class)

@@ -311,24 +311,20 @@ def with_buffers(module: Module | Tree, *buffers: TreeTensor) -> Tree:
 
 def _named(node: Tree, above: str) -> Tree:
     """The same tree under a parent. A module with weights that is a child itself has no name yet."""
-    return _changed(
+    return changed(
         node, lambda module: replace(module, name=f"{above}{module.name}".removesuffix("."))
     )
 
 
-def of_part(node: Tree, part: Part) -> Tree:
-    """The same tree, whose modules belong to this part of the model."""
-    return _changed(node, lambda module: replace(module, part=part))
-
-
-def _changed(node: Tree, change: Callable[[Module], Module]) -> Tree:
+def changed(node: Tree, change: Callable[[Module], Module]) -> Tree:
+    """The same tree with every module changed."""
     if node is LAYERS:  # it is told by identity
         return node
     return replace(
         node,
         weights=node.weights and change(node.weights),
         held=tuple(map(change, node.held)),
-        children=tuple((name, _changed(child, change)) for name, child in node.children),
+        children=tuple((name, changed(child, change)) for name, child in node.children),
     )
 
 

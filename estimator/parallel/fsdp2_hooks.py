@@ -17,7 +17,7 @@ from estimator.families.adapters import is_copied
 from estimator.families.block import Block, Owned
 from estimator.families.family import Rotary
 from estimator.families.liger import loss_of
-from estimator.families.model_tree import outer_modules
+from estimator.families.model_tree import modules_in_order, outer_modules
 from estimator.families.rotary import Tables
 from estimator.families.weights import buffer_bytes, unquantized_width
 from estimator.parallel.computed import computed
@@ -40,7 +40,7 @@ from estimator.parallel.sharding import (
     unmoved_bytes,
 )
 from estimator.parallel.tensor_parallel import TensorParallelHooks, embedding_bytes, part_of
-from estimator.parallel.tensors import module_tensors, modules_in_order
+from estimator.parallel.tensors import module_tensors
 from estimator.resident.model import Resident, counts
 from estimator.tape import operators as op
 from estimator.tape.tape import COMMUNICATION, GRADIENTS, WEIGHTS, Parameter, Storage, Tape, Tensor

@@ -24,18 +24,9 @@ from estimator.families.adapters import (
 )
 from estimator.families.family import NormKind
 from estimator.families.loaded import made_modules
-from estimator.families.model_tree import (
-    joined,
-    layer_modules,
-    layers_name,
-    named_modules,
-    outer_modules,
-    projector_modules,
-    tied_head,
-)
+from estimator.families.model_tree import At, Located, modules_in_order, tied_head
 from estimator.families.modules import (
     ACTIVATION,
-    LAYERS,
     Kernel,
     Linear,
     Module,
@@ -44,10 +35,10 @@ from estimator.families.modules import (
 )
 from estimator.families.packed import FLOAT32_BYTES, packed_bytes, scale_bytes
 from estimator.families.registry import family_of
-from estimator.families.vision_family import sees, vision_family
+from estimator.families.vision_family import sees
 from estimator.values.arithmetic import StandIn, allocated, ceil_div, elements
 from estimator.values.facets.adapters import Adapters
-from estimator.values.specs import Dtype, Model, Part, Vision
+from estimator.values.specs import Dtype, Model, Part
 
 Shape = tuple[int, ...]
 UINT8 = "uint8"
@@ -156,87 +147,6 @@ def model_tensors(model: Model, adapters: Adapters) -> tuple[ModelTensor, ...]:
 # --- the order of modules --------------------------------------------------------------------------
 
 
-class At(NamedTuple):
-    """A layer."""
-
-    layer: int
-    in_tower: bool = False
-    """Of the vision tower; else of the text."""
-
-
-class Located(NamedTuple):
-    """A module with weights, and its layer."""
-
-    at: At | None
-    module: Module
-
-
-def _tower_in_order(vision: Vision, model: Model) -> Iterator[Located]:
-    """The tower's modules, and its projector after them.
-
-    Source: transformers 5.23, models/*/modeling_*.py, ``__init__`` of each class with a vision tower.
-    """
-    prefix = vision_family(vision).prefix
-    known = {f"{prefix}.{module.name}": module for module in outer_modules(vision.tower)}
-    known |= {module.name: module for module in projector_modules(vision, model)}
-    for part, tree in joined(vision, model).items():
-        for name, node in tree.walk(part):
-            if node is LAYERS:
-                for index in range(vision.tower.num_hidden_layers):
-                    yield from (
-                        Located(At(index, in_tower=True), module)
-                        for module in layer_modules(vision.tower, index)
-                    )
-            yield from (Located(None, known[full]) for full, _ in node.own(name))
-
-
-@lru_cache(maxsize=64)
-def modules_in_order(model: Model) -> tuple[Located, ...]:
-    """Modules with weights, in the order of ``named_parameters``. A tied head, which has no weight of its own, is last.
-
-    Source: torch 2.13, nn/modules/module.py, ``named_parameters``; ``module_tree`` for the order of definition.
-
-    >>> from estimator.families.modules import TINY_LLAMA
-    >>> [it.module.name for it in modules_in_order(TINY_LLAMA)][:3]
-    ['embed_tokens', 'self_attn.q_proj', 'self_attn.k_proj']
-    """
-    named = (located for _, located in _named(model))
-    return (*named, *(Located(None, head) for head in tied_head(model)))
-
-
-@lru_cache(maxsize=64)
-def modules_as_loaded(model: Model) -> tuple[Located, ...]:
-    """Modules with weights of their own, in the order in which transformers loads them: by name, layers by number.
-
-    Source: transformers 5.23, core_model_loading.py, ``dot_natural_key``, ``convert_and_load_state_dict_in_model``.
-
-    >>> from estimator.families.modules import TINY_LLAMA
-    >>> [located.module.name for located in modules_as_loaded(TINY_LLAMA)][:4]
-    ['lm_head', 'embed_tokens', 'input_layernorm', 'mlp.down_proj']
-    """
-    tied = tied_head(model)
-    named = sorted(_named(model), key=lambda named: [*map(_natural, named[0].split("."))])
-    return tuple(located for _, located in named if located.module not in tied)
-
-
-def _natural(word: str) -> tuple[int, str, int]:
-    """Sorts numbers before words, and a word's last digits as a number."""
-    text = word.rstrip("0123456789")
-    return int(text != ""), text, int(word[len(text) :] or -1)
-
-
-def _named(model: Model) -> list[tuple[str, Located]]:
-    """Modules with their full names, in the order of definition."""
-    outer = {module.name: module for module in outer_modules(model)}
-    base = f"{layers_name(model).rpartition('.')[0]}."
-    return [
-        (name, Located(None, outer[name.removeprefix(base)]))
-        if index is None
-        else (name, Located(At(index), module))
-        for name, index, module in named_modules(model)
-    ]
-
-
 # --- trained tensors in order ----------------------------------------------------------------------
 
 LAYER_NORMS = (NormKind.LAYER_NORM, NormKind.LAYER_NORM_PLUS_ONE)
@@ -294,11 +204,9 @@ def _known(model: Model, adapters: Adapters) -> tuple[Trained, ...]:
     return tuple(_in_order(model, adapters))
 
 
-def trainable_modules(model: Model, adapters: Adapters) -> Iterator[Located]:
+def trainable_modules(model: Model, adapters: Adapters) -> tuple[Located, ...]:
     """The tower's modules, where the model is loaded with one, and the text's (derived, from ``modules_in_order``)."""
-    if model.vision is not None and sees(model, adapters):
-        yield from _tower_in_order(model.vision, model)
-    yield from modules_in_order(model)
+    return modules_in_order(model, with_tower=sees(model, adapters))
 
 
 def _in_order(model: Model, adapters: Adapters) -> Iterator[Trained]:

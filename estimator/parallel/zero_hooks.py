@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from estimator.families.block import Block, Owned, is_packed
-from estimator.families.model_tree import tower_layers
+from estimator.families.model_tree import At, tower_layers
 from estimator.families.modules import ACTIVATION, ROTARY, Bare, Linear
 from estimator.families.packed import FLOAT32_BYTES, packed_bytes
 from estimator.families.vision.block import TowerBlock
@@ -16,7 +16,7 @@ from estimator.families.vision_family import vision_family
 from estimator.parallel.computed import computed_width
 from estimator.parallel.hooks import Hooks
 from estimator.parallel.placement import HEAD
-from estimator.parallel.tensors import At, packed_width
+from estimator.parallel.tensors import packed_width
 from estimator.parallel.zero import gathering
 from estimator.parallel.zero_partitions import (
     NORM_WIDTH,

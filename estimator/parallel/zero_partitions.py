@@ -14,10 +14,10 @@ from functools import lru_cache
 from itertools import accumulate, chain
 from typing import NamedTuple
 
-from estimator.families.model_tree import layer_kind, outer_modules
+from estimator.families.model_tree import At, layer_kind, outer_modules
 from estimator.families.modules import is_after_layers
 from estimator.parallel.computed import computed_width
-from estimator.parallel.tensors import At, trained_in_order, without_rank
+from estimator.parallel.tensors import trained_in_order, without_rank
 from estimator.values.arithmetic import Operation, allocated, ceil_div, elements
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.mesh import Mesh

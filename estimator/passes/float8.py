@@ -6,9 +6,8 @@ from functools import lru_cache
 
 from estimator.families.adapters import is_adapted
 from estimator.families.loaded import has_towers
-from estimator.families.model_tree import tied_head
+from estimator.families.model_tree import Located, modules_in_order, tied_head
 from estimator.families.modules import HEADS, Linear, Module
-from estimator.parallel.tensors import Located, modules_in_order
 from estimator.tape.float8 import converts, is_aligned
 from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.batch import Batch

@@ -9,10 +9,9 @@ from typing import NamedTuple
 from estimator.families.adapters import lowest_trained
 from estimator.families.layer_kinds import SLIDING
 from estimator.families.loaded import adapted_kinds, layers_before_the_text
-from estimator.families.model_tree import layer_kind, sharing_of_keys
+from estimator.families.model_tree import At, layer_kind, sharing_of_keys
 from estimator.families.registry import family_of
 from estimator.families.vision_family import sees
-from estimator.parallel.tensors import At
 from estimator.parallel.zero_partitions import keeps_parts, parts_of
 from estimator.passes.float8 import kept
 from estimator.tape.offloading import STASHED

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from estimator.families.model_tree import layer_modules, outer_modules, projector_modules
+from estimator.families.model_tree import At, layer_modules, outer_modules, projector_modules
 from estimator.families.modules import ROTARY, Module
 from estimator.families.registry import family_of
 from estimator.families.rotary import Tables
@@ -16,7 +16,6 @@ from estimator.families.vision.block import TowerBlock
 from estimator.families.vision_family import Seen, images_of, sees, vision_family
 from estimator.parallel.computed import computed
 from estimator.parallel.hooks import Hooks
-from estimator.parallel.tensors import At
 from estimator.parallel.zero_partitions import keeps_parts, parts_of
 from estimator.passes.stack import Stack
 from estimator.tape import operators as op

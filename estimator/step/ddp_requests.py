@@ -9,12 +9,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from estimator.families.model_tree import tied_head
+from estimator.families.model_tree import modules_in_order, tied_head
 from estimator.families.modules import weight_shapes
 from estimator.families.weights import weight_width
 from estimator.parallel.ddp import finds_unused
 from estimator.parallel.placements import module_adapters
-from estimator.parallel.tensors import modules_in_order
 from estimator.resident.optimizer import Trainable
 from estimator.step.blocks import GIVE, NO_LIMIT, TAKE, Request
 from estimator.values.arithmetic import allocated, elements

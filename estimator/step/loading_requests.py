@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 
 from estimator.families.adapters import is_quantized, is_trained_whole
 from estimator.families.loaded import made_modules
-from estimator.families.model_tree import tied_head
+from estimator.families.model_tree import Located, modules_as_loaded, modules_in_order, tied_head
 from estimator.families.modules import Module, weight_shapes
 from estimator.families.packed import FLOAT32_BYTES, NESTED_BLOCK, QUANTIZATION_BLOCK, packed_bytes
 from estimator.families.weights import weight_width
@@ -22,13 +22,10 @@ from estimator.parallel.placements import (
 )
 from estimator.parallel.strategies import stepped_in_order
 from estimator.parallel.tensors import (
-    Located,
     ModelTensor,
     Shape,
     model_tensors,
     module_tensors,
-    modules_as_loaded,
-    modules_in_order,
     trained_in_order,
 )
 from estimator.parallel.zero import STAGE_3, part_bytes

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from estimator.families.model_tree import At
 from estimator.parallel.fsdp2 import CUT
-from estimator.parallel.tensors import At
 from estimator.step.blocks import (
     GIVE,
     GIVE_LATE,

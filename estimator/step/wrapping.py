@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from estimator.families.model_tree import tied_head
+from estimator.families.model_tree import modules_in_order, tied_head
 from estimator.families.modules import Module
 from estimator.families.packed import FLOAT32_BYTES
 from estimator.families.vision_family import sees
@@ -22,7 +22,7 @@ from estimator.parallel.sharding import (
     sharded_tensors,
     sharded_width,
 )
-from estimator.parallel.tensors import ModelTensor, module_tensors, modules_in_order
+from estimator.parallel.tensors import ModelTensor, module_tensors
 from estimator.resident.optimizer import Trainable
 from estimator.step.blocks import GIVE, GIVE_ALL, TAKE, Request
 from estimator.values.arithmetic import allocated, elements

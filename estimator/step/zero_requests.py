@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from estimator.families.model_tree import outer_modules
+from estimator.families.model_tree import At, outer_modules
 from estimator.families.modules import is_after_layers
 from estimator.families.packed import FLOAT32_BYTES
 from estimator.parallel.computed import computed_width
-from estimator.parallel.tensors import At, Trained, trained_in_order
+from estimator.parallel.tensors import Trained, trained_in_order
 from estimator.parallel.zero_hooks import NORM_PART
 from estimator.parallel.zero_partitions import (
     NORM_WIDTH,
