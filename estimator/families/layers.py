@@ -29,35 +29,28 @@ def decoder_layer(
     attention: ModuleClass,
     mlp: ModuleClass,
     *,
+    class_name: str = "@DecoderLayer",
     before: Pair = BEFORE,
     after: Pair = ("", ""),
     bias: bool = False,
+    order: str = "",
 ) -> ModuleClass:
     """A layer of attention and an MLP, each between norms, each added to what it read.
 
-    ``before`` and ``after``: the norms of what each reads and of what it adds; empty: there is none.
+    ``before`` and ``after``: the norms of what each reads and of what it adds; empty: there is none. ``order``: of all
+    modules in the class; empty: attention, MLP, norms.
     """
     norms = [name for both in zip(before, after, strict=True) for name in both if name]
-    layer_tree = parts.made(
-        "@DecoderLayer",
-        **{part.name: part.tree for part in (attention, mlp)},
-        **dict.fromkeys(norms, parts.biased_norm if bias else parts.norm),
-    )
-    forward = residual_forward(attention.forward, mlp.forward, before=before, after=after)
-    return ModuleClass("", layer_tree, forward)
-
-
-def residual_forward(
-    attention: Forward, mlp: Forward, *, before: Pair = BEFORE, after: Pair = ("", "")
-) -> Forward:
-    """The forward of such a layer."""
+    pieces: dict[str, parts.Piece] = {part.name: part.tree for part in (attention, mlp)}
+    pieces |= dict.fromkeys(norms, parts.biased_norm if bias else parts.norm)
+    ordered = {name: pieces[name] for name in order.split() or pieces}
 
     def layer(b: Block, x: Tensor) -> Tensor:
         """The input is kept beside attention, and their sum beside the MLP."""
-        x = _added(b, x, attention, before[0], after[0], drops=False)
-        return _added(b, x, mlp, before[1], after[1], drops=True)
+        x = _added(b, x, attention.forward, before[0], after[0], drops=False)
+        return _added(b, x, mlp.forward, before[1], after[1], drops=True)
 
-    return layer
+    return ModuleClass("", parts.made(class_name, **ordered), layer)
 
 
 def _added(b: Block, x: Tensor, part: Forward, before: str, after: str, *, drops: bool) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from estimator.families import parts
 from estimator.families.config_class import ConfigClass, ExpertKeys, Fields, Why
 from estimator.families.config_rules import (
     expert_groups,
@@ -33,23 +32,19 @@ from estimator.families.layers import (
     decoder_layer,
     late_norm_attention,
     normed_tree,
-    residual_forward,
 )
-from estimator.families.modules import Tree, extended
+from estimator.families.modules import Tree
 from estimator.families.reader import Config, kinds_in
 from estimator.values.specs import Model
 
 _GLM = decoder_layer(ATTENTION, FUSED_GATED_MLP)
 """Llama with a fused gate and up."""
-_AFTER = ("post_self_attn_layernorm", "post_mlp_layernorm")
-
-
-def _glm4_tree(model: Model) -> Tree:
-    return extended(_GLM.tree(model), **{name: parts.norm(model) for name in _AFTER})
-
-
-_GLM4 = ModuleClass(
-    "", _glm4_tree, residual_forward(ATTENTION.forward, FUSED_GATED_MLP.forward, after=_AFTER)
+_GLM4 = decoder_layer(
+    ATTENTION,
+    FUSED_GATED_MLP,
+    after=("post_self_attn_layernorm", "post_mlp_layernorm"),
+    order="""self_attn mlp input_layernorm post_attention_layernorm
+    post_self_attn_layernorm post_mlp_layernorm""",
 )
 """GLM-4 normalises what it adds as well."""
 

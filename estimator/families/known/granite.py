@@ -19,10 +19,10 @@ from estimator.families.family import Family, Kernels, ModuleClass
 from estimator.families.known.llama import LLAMA_LAYER
 from estimator.families.layer_kinds import FULL_ATTENTION, LINEAR_ATTENTION, MAMBA
 from estimator.families.layers import (
+    ATTENTION,
     attention_tree,
-    dropped_attention,
+    decoder_layer,
     late_norm_attention,
-    residual_forward,
 )
 from estimator.families.mamba import MAMBA_FALLBACK, mamba, mamba_tree
 from estimator.families.modules import LEAF, Tree, tree
@@ -34,16 +34,6 @@ from estimator.values.specs import Model
 
 def _experts(model: Model) -> Tree:
     return tree("@MoE", router=router(model), experts=experts_tree(model))
-
-
-def _moe_tree(model: Model) -> Tree:
-    return tree(
-        "@DecoderLayer",
-        self_attn=attention_tree(model),
-        input_layernorm=parts.norm(model),
-        post_attention_layernorm=parts.norm(model),
-        block_sparse_moe=_experts(model),
-    )
 
 
 def _hybrid(
@@ -147,7 +137,11 @@ FAMILIES = (
         model_type="granitemoe",
         config=ConfigClass(experts=ExpertKeys()),
         prefix="GraniteMoe",
-        layer=ModuleClass("", _moe_tree, residual_forward(dropped_attention, mixture)),
+        layer=decoder_layer(
+            ATTENTION,
+            ModuleClass("block_sparse_moe", _experts, mixture),
+            order="self_attn input_layernorm post_attention_layernorm block_sparse_moe",
+        ),
         liger=None,
     ),
     replace(

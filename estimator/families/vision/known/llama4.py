@@ -11,7 +11,7 @@ from estimator.families import parts
 from estimator.families.block import Block
 from estimator.families.family import Family, ModuleClass, NormKind, Rotary
 from estimator.families.images.tiles import Llama4ImageProcessor
-from estimator.families.layers import late_norm_attention, plain_mlp, residual_forward
+from estimator.families.layers import decoder_layer, late_norm_attention, plain_mlp
 from estimator.families.modules import (
     LAYERS,
     LEAF,
@@ -72,17 +72,16 @@ def _read(read: Config, whole: Config) -> Vision:
     )
 
 
-_MLP = plain_mlp("fc1", "fc2", "activation_fn up down", class_name="Llama4VisionMLP")
+def _attention(model: Model) -> Tree:
+    return tree("Llama4VisionAttention", **parts.projections(model))
 
 
-def _tree(model: Model) -> Tree:
-    return tree(
-        "Llama4VisionEncoderLayer",
-        self_attn=tree("Llama4VisionAttention", **parts.projections(model)),
-        mlp=_MLP.tree(model),
-        input_layernorm=parts.biased_norm(model),
-        post_attention_layernorm=parts.biased_norm(model),
-    )
+_LAYER = decoder_layer(
+    ModuleClass("self_attn", _attention, late_norm_attention),
+    plain_mlp("fc1", "fc2", "activation_fn up down", class_name="Llama4VisionMLP"),
+    class_name="Llama4VisionEncoderLayer",
+    bias=True,
+)
 
 
 def _root(model: Model) -> Tree:
@@ -173,7 +172,7 @@ TOWERS = (
         tree=_TREE,
         tower=Family(
             model_type="llama4_vision_model",
-            layer=ModuleClass("", _tree, residual_forward(late_norm_attention, _MLP.forward)),
+            layer=_LAYER,
             root=_root,
             norm=NormKind.LAYER_NORM,
             rotary=Rotary.COMPLEX,

@@ -18,8 +18,8 @@ from estimator.families.images.qwen_vl import Qwen2VLImageProcessor
 from estimator.families.images.videos import Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
 from estimator.families.layers import (
     GATED_MLP,
+    decoder_layer,
     plain_mlp,
-    residual_forward,
     unfused_gated_mlp,
 )
 from estimator.families.modules import (
@@ -219,22 +219,19 @@ def _block(
 ) -> ModuleClass:
     """A norm before attention and before the MLP."""
 
-    def block_tree(model: Model) -> Tree:
+    def attention_tree(model: Model) -> Tree:
         hidden = model.hidden_size
-        return tree(
-            "@VisionBlock",
-            norm1=parts.norm(model, bias=bias),
-            norm2=parts.norm(model, bias=bias),
-            attn=tree(
-                attention,
-                qkv=parts.linear(hidden, 3 * hidden, bias=True),
-                proj=parts.linear(hidden, hidden, bias=True),
-            ),
-            mlp=mlp.tree(model),
-        )
+        qkv = parts.linear(hidden, 3 * hidden, bias=True)
+        return tree(attention, qkv=qkv, proj=parts.linear(hidden, hidden, bias=True))
 
-    forward = residual_forward(_attend, mlp.forward, before=("norm1", "norm2"))
-    return ModuleClass("", block_tree, forward)
+    return decoder_layer(
+        ModuleClass("attn", attention_tree, _attend),
+        mlp,
+        class_name="@VisionBlock",
+        before=("norm1", "norm2"),
+        bias=bias,
+        order="norm1 norm2 attn mlp",
+    )
 
 
 _QWEN2_LAYER = _block(

@@ -15,7 +15,7 @@ from estimator.families.family import TOWER_NORMS, Family, ModuleClass, NormKind
 from estimator.families.images.gemma import Gemma3ImageProcessor
 from estimator.families.images.idefics3 import Idefics3ImageProcessor
 from estimator.families.images.videos import FrameProcessor
-from estimator.families.layers import late_norm_attention, plain_mlp, residual_forward
+from estimator.families.layers import decoder_layer, late_norm_attention, plain_mlp
 from estimator.families.modules import (
     LAYERS,
     LEAF,
@@ -97,50 +97,31 @@ def _idefics(read: Config, whole: Config, *, wrapper: str) -> Vision:
 
 # -- modules -----------------------------------------------------------------------------------------------------
 
-_SIGLIP_MLP, _IDEFICS_MLP = (
-    plain_mlp("fc1", "fc2", "activation_fn up down", class_name=name)
-    for name in ("SiglipMLP", "@VisionMLP")
+
+def _layer(class_name: str, attention: str, mlp: str, order: str) -> ModuleClass:
+    """A norm before attention and before the MLP; ``attention`` and ``mlp``: the names of their classes."""
+
+    def attention_tree(model: Model) -> Tree:
+        return tree(attention, **parts.projections(model, "kvqo", "out_proj"))
+
+    forward = partial(late_norm_attention, output="out_proj")
+    return decoder_layer(
+        ModuleClass("self_attn", attention_tree, forward),
+        plain_mlp("fc1", "fc2", "activation_fn up down", class_name=mlp),
+        class_name=class_name,
+        before=("layer_norm1", "layer_norm2"),
+        bias=True,
+        order=order,
+    )
+
+
+_SIGLIP = _layer(
+    "SiglipEncoderLayer", "SiglipAttention", "SiglipMLP", "layer_norm1 self_attn layer_norm2 mlp"
 )
-
-
-def _attention(model: Model, class_name: str) -> Tree:
-    return tree(class_name, **parts.projections(model, "kvqo", "out_proj"))
-
-
-def _siglip_tree(model: Model) -> Tree:
-    return tree(
-        "SiglipEncoderLayer",
-        layer_norm1=parts.biased_norm(model),
-        self_attn=_attention(model, "SiglipAttention"),
-        layer_norm2=parts.biased_norm(model),
-        mlp=_SIGLIP_MLP.tree(model),
-    )
-
-
-def _idefics_tree(model: Model) -> Tree:
-    """The same modules in the order of SmolVLM's and Idefics 3's own classes."""
-    return tree(
-        "@EncoderLayer",
-        self_attn=_attention(model, "@VisionAttention"),
-        layer_norm1=parts.biased_norm(model),
-        mlp=_IDEFICS_MLP.tree(model),
-        layer_norm2=parts.biased_norm(model),
-    )
-
-
-_SIGLIP, _IDEFICS = (
-    ModuleClass(
-        "",
-        layer_tree,
-        residual_forward(
-            partial(late_norm_attention, output="out_proj"),
-            _SIGLIP_MLP.forward,
-            before=("layer_norm1", "layer_norm2"),
-        ),
-    )
-    for layer_tree in (_siglip_tree, _idefics_tree)
+_IDEFICS = _layer(
+    "@EncoderLayer", "@VisionAttention", "@VisionMLP", "self_attn layer_norm1 mlp layer_norm2"
 )
-"""``SiglipEncoderLayer``: a norm before attention and before the MLP."""
+"""The same modules in the order of SmolVLM's and Idefics 3's own classes."""
 
 
 def _root(model: Model, class_name: str, prefix: str, *buffers: TreeTensor) -> Tree:
