@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from estimator.values.declaration import Checked, DefaultSource, Hashed, Section, Widget, key
-from estimator.values.kinds import Flag, ImageSizes, WholeNumber
+from estimator.values.kinds import Flag, ImageSizes, Kind, WholeNumber
 
 _SIDE = WholeNumber(32_768, nullable=True)
 _PIXELS = WholeNumber(10**9, nullable=True)
-_PROCESSORS = "as the model's processor"
+
+
+def _side(label: str, help: str, null: str) -> Any:
+    """Declare a height or a width, whose size is ``null`` where none is given."""
+    widget = Widget(Section.IMAGES, label)
+    return key(None, _SIDE, help, default_from=DefaultSource.OURS, null=null, widget=widget)
+
+
+def _of_processor(kind: Kind, label: str, help: str, more: str = "") -> Any:
+    """Declare a setting of processors, which is the model's own where none is given."""
+    return key(
+        None,
+        kind,
+        help,
+        more,
+        default_from=DefaultSource.TRANSFORMERS,
+        null="as the model's processor",
+        widget=Widget(Section.IMAGES, label),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,22 +44,8 @@ class Images(Checked):
         default_from=DefaultSource.OURS,
         widget=Widget(Section.IMAGES, "Images per example", ends=(0, 64)),
     )
-    image_height: int | None = key(
-        None,
-        _SIDE,
-        "of each image, in pixels",
-        default_from=DefaultSource.OURS,
-        null="1080",
-        widget=Widget(Section.IMAGES, "Height"),
-    )
-    image_width: int | None = key(
-        None,
-        _SIDE,
-        "of each image, in pixels",
-        default_from=DefaultSource.OURS,
-        null="1920",
-        widget=Widget(Section.IMAGES, "Width"),
-    )
+    image_height: int | None = _side("Height", "of each image, in pixels", "1080")
+    image_width: int | None = _side("Width", "of each image, in pixels", "1920")
     image_sizes: tuple[tuple[int, int], ...] | None = key(
         None,
         ImageSizes(nullable=True),
@@ -57,72 +62,48 @@ class Images(Checked):
         null="max_length is the whole row",
         widget="the page's context is the whole row, and says what is left for text",
     )
-    min_pixels: int | None = key(
-        None,
+    min_pixels: int | None = _of_processor(
         _PIXELS,
+        "min_pixels",
         "the least area that Qwen's and GLM's processors resize an image to",
-        default_from=DefaultSource.TRANSFORMERS,
-        null=_PROCESSORS,
-        widget=Widget(Section.IMAGES, "min_pixels"),
     )
-    max_pixels: int | None = key(
-        None,
+    max_pixels: int | None = _of_processor(
         _PIXELS,
+        "max_pixels",
         "the largest area that Qwen's and GLM's processors leave an image",
         "A token stands for 28 × 28 or 32 × 32 of them.",
-        default_from=DefaultSource.TRANSFORMERS,
-        null=_PROCESSORS,
-        widget=Widget(Section.IMAGES, "max_pixels"),
     )
-    do_image_splitting: bool | None = key(
-        None,
+    do_image_splitting: bool | None = _of_processor(
         Flag(nullable=True),
+        "Split images",
         "whether Idefics 3's and SmolVLM's processors cut an image into tiles",
-        default_from=DefaultSource.TRANSFORMERS,
-        null=_PROCESSORS,
-        widget=Widget(Section.IMAGES, "Split images"),
     )
-    image_longest_edge: int | None = key(
-        None,
+    image_longest_edge: int | None = _of_processor(
         _SIDE,
+        "Longest edge",
         "the length to which Idefics 3, SmolVLM and Pixtral bring an image's longer side",
         "size.longest_edge of the processor.",
-        default_from=DefaultSource.TRANSFORMERS,
-        null=_PROCESSORS,
-        widget=Widget(Section.IMAGES, "Longest edge"),
     )
-    crop_to_patches: bool | None = key(
-        None,
+    crop_to_patches: bool | None = _of_processor(
         Flag(nullable=True),
+        "Crop to tiles",
         "whether InternVL's processor cuts an image into tiles",
-        default_from=DefaultSource.TRANSFORMERS,
-        null=_PROCESSORS,
-        widget=Widget(Section.IMAGES, "Crop to tiles"),
     )
-    max_patches: int | None = key(
-        None,
+    max_patches: int | None = _of_processor(
         WholeNumber(1024, nullable=True),
+        "Tiles at most",
         "the most tiles that InternVL's and Llama 4's processors cut an image into",
-        default_from=DefaultSource.TRANSFORMERS,
-        null=_PROCESSORS,
-        widget=Widget(Section.IMAGES, "Tiles at most"),
     )
-    do_pan_and_scan: bool | None = key(
-        None,
+    do_pan_and_scan: bool | None = _of_processor(
         Flag(nullable=True),
+        "Pan and scan",
         "whether Gemma 3's processor crops elongated images as well",
         "A crop has 256 tokens.",
-        default_from=DefaultSource.TRANSFORMERS,
-        null=_PROCESSORS,
-        widget=Widget(Section.IMAGES, "Pan and scan"),
     )
-    max_soft_tokens: int | None = key(
-        None,
+    max_soft_tokens: int | None = _of_processor(
         WholeNumber(1120, nullable=True),
+        "Soft tokens at most",
         "the most tokens that Gemma 4's processor makes of an image: 70, 140, 280, 560 or 1120",
-        default_from=DefaultSource.TRANSFORMERS,
-        null=_PROCESSORS,
-        widget=Widget(Section.IMAGES, "Soft tokens at most"),
     )
 
     videos_per_example: int = key(
@@ -140,47 +121,24 @@ class Images(Checked):
         default_from=DefaultSource.OURS,
         widget=Widget(Section.IMAGES, "Frames"),
     )
-    video_height: int | None = key(
-        None,
-        _SIDE,
-        "of each frame, in pixels",
-        default_from=DefaultSource.OURS,
-        null="360",
-        widget=Widget(Section.IMAGES, "Frame height"),
-    )
-    video_width: int | None = key(
-        None,
-        _SIDE,
-        "of each frame, in pixels",
-        default_from=DefaultSource.OURS,
-        null="640",
-        widget=Widget(Section.IMAGES, "Frame width"),
-    )
-    video_min_pixels: int | None = key(
-        None,
+    video_height: int | None = _side("Frame height", "of each frame, in pixels", "360")
+    video_width: int | None = _side("Frame width", "of each frame, in pixels", "640")
+    video_min_pixels: int | None = _of_processor(
         _PIXELS,
+        "video_min_pixels",
         "the least area that Qwen's and GLM's video processors resize to",
         "Of a frame for Qwen2-VL and Qwen2.5-VL, of all frames together for Qwen3-VL, Qwen3.5 and GLM.",
-        default_from=DefaultSource.TRANSFORMERS,
-        null=_PROCESSORS,
-        widget=Widget(Section.IMAGES, "video_min_pixels"),
     )
-    video_max_pixels: int | None = key(
-        None,
+    video_max_pixels: int | None = _of_processor(
         _PIXELS,
+        "video_max_pixels",
         "the largest area that Qwen's and GLM's video processors leave",
         "Of a frame for Qwen2-VL and Qwen2.5-VL, of all frames together for Qwen3-VL, Qwen3.5 and GLM.",
-        default_from=DefaultSource.TRANSFORMERS,
-        null=_PROCESSORS,
-        widget=Widget(Section.IMAGES, "video_max_pixels"),
     )
-    cap_pixels_per_frame: bool | None = key(
-        None,
+    cap_pixels_per_frame: bool | None = _of_processor(
         Flag(nullable=True),
+        "Cap pixels per frame",
         "whether Qwen's video processors limit each frame to its share, as qwen-vl-utils does",
-        default_from=DefaultSource.TRANSFORMERS,
-        null=_PROCESSORS,
-        widget=Widget(Section.IMAGES, "Cap pixels per frame"),
     )
 
     @property

@@ -17,7 +17,18 @@ OF_THE_MACHINE = (
 """Keys that a run's time reads and no tensor of its steps depends on, besides offload."""
 
 _OFFLOAD = Choice(tuple(Offload), member=Offload)
-_UNMODELLED = "only 1 is modelled"
+
+
+def _one_rank(of: str) -> int:
+    """Declare the ranks of a parallelism that is not modelled."""
+    return key(
+        1,
+        WholeNumber(1024),
+        f"ranks of {of}",
+        default_from=DefaultSource.ACCELERATE,
+        modelled=(1,),
+        widget="only 1 is modelled",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,30 +84,9 @@ class Mesh(Checked):
         default_from=DefaultSource.ACCELERATE,
         widget=Widget(Section.SEVERAL_GPUS, "Ranks of a layer (tensor parallelism)"),
     )
-    pp_size: int = key(
-        1,
-        WholeNumber(1024),
-        "ranks of pipeline parallelism",
-        default_from=DefaultSource.ACCELERATE,
-        modelled=(1,),
-        widget=_UNMODELLED,
-    )
-    cp_size: int = key(
-        1,
-        WholeNumber(1024),
-        "ranks of context parallelism",
-        default_from=DefaultSource.ACCELERATE,
-        modelled=(1,),
-        widget=_UNMODELLED,
-    )
-    ep_size: int = key(
-        1,
-        WholeNumber(1024),
-        "ranks of expert parallelism",
-        default_from=DefaultSource.ACCELERATE,
-        modelled=(1,),
-        widget=_UNMODELLED,
-    )
+    pp_size: int = _one_rank("pipeline parallelism")
+    cp_size: int = _one_rank("context parallelism")
+    ep_size: int = _one_rank("expert parallelism")
     fsdp_version: int = key(
         2,
         WholeNumber(2),
