@@ -191,3 +191,9 @@ def test_real_configs_change_by_at_most_two_lines(tool):
         taken += 1
     assert taken >= 9 * refused
     assert taken >= 8
+
+
+def test_a_recipe_is_told_another_rank():
+    path = FIXTURES / "torchtune" / "gemma2_27b_lora_single_device.yaml"
+    after = changed_files({path.name: path.read_text(encoding="utf-8")}, {"lora_r": 4})
+    assert lines(after.diff) == ["-  lora_rank: 8", "+  lora_rank: 4"]

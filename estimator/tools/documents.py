@@ -69,7 +69,6 @@ class Pool:
 
     entries: dict[str, Entry] = field(default_factory=dict)
     """By key; the last of several entries wins."""
-    overruled: list[Entry] = field(default_factory=list)
     tools: list[str] = field(default_factory=list)
     """The tools named in the files, in order."""
     references: list[str] = field(default_factory=list)
@@ -87,8 +86,7 @@ class Pool:
 
     def add(self, entry: Entry) -> None:
         """Add a key; a later one wins."""
-        if (before := self.entries.pop(entry.key, None)) is not None:
-            self.overruled.append(before)
+        self.entries.pop(entry.key, None)
         self.entries[entry.key] = entry
 
     def guess(self, says: str, key: str) -> None:
