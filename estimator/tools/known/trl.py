@@ -118,7 +118,7 @@ def objective_of(keys: Iterable[str], named: Iterable[str] = ()) -> Guess:
     >>> objective_of(["beta", "num_generations"]).objective, objective_of(["packing"]).says
     ('grpo', '')
     >>> objective_of(["beta", "max_length"]).says
-    'objective is taken as dpo: beta, max_length are also arguments of kto, orpo.'
+    'objective is taken as dpo: beta, max_length are also arguments of kto, orpo, cpo.'
     """
     arguments = {word: arguments_of(word) for word in MOST_USED}
     telling = frozenset().union(*arguments.values())
