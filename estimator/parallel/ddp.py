@@ -8,7 +8,8 @@ from dataclasses import replace
 from estimator.families.block import Block
 from estimator.families.liger import loss_of
 from estimator.parallel.hooks import Hooks
-from estimator.parallel.placements import idle_tensors, trainable_tensors, unsharded
+from estimator.parallel.placements import trained, unsharded
+from estimator.parallel.tensors import model_tensors
 from estimator.resident.model import Resident
 from estimator.resident.optimizer import Trainable
 from estimator.tape.tape import LOGITS, Tape, Tensor
@@ -61,9 +62,8 @@ def bucket_bytes(tensors: Iterable[Trainable]) -> int:
 
 def replica(model: Model, structure: TrainingSetup) -> Resident:
     """What a GPU keeps under DDP: the whole model, and the buckets, which include parameters without a gradient."""
-    tensors = (*trainable_tensors(model, structure), *idle_tensors(model, structure))
-    bucket = bucket_bytes(tensors)
-    return replace(unsharded(model, structure), communication=bucket)
+    tensors = trained(model_tensors(model, structure.adapters), structure)
+    return replace(unsharded(model, structure), communication=bucket_bytes(tensors))
 
 
 class DdpHooks(Hooks):

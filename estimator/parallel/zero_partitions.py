@@ -105,10 +105,11 @@ def partition(model: Model, setup: TrainingSetup, ranks: int | None = None) -> i
 
 
 def _partition(model: Model, adapters: Adapters, gpus: int) -> int:
-    return sum(_part(sum(sizes), gpus) for sizes in stepped_groups(model, adapters))
+    return sum(group_partition(sum(sizes), gpus) for sizes in stepped_groups(model, adapters))
 
 
-def _part(total: int, ranks: int) -> int:
+def group_partition(total: int, ranks: int) -> int:
+    """Elements of one rank's partition of a group: a multiple of 2, since NCCL's buffers start at 4 bytes (derived)."""
     return 2 * ceil_div(total, 2 * ranks)
 
 
@@ -126,7 +127,7 @@ def _kept(model: Model, adapters: Adapters, gpus: int) -> tuple[int, ...]:
     kept = [0] * gpus
     for sizes in stepped_groups(model, adapters):
         ends = list(accumulate(sizes))
-        part = _part(ends[-1], gpus)
+        part = group_partition(ends[-1], gpus)
         for rank in range(ceil_div(ends[-1], part)):
             start, end = rank * part, min((rank + 1) * part, ends[-1])
             low, high = bisect_right(ends, start), bisect_left(ends, end)
@@ -197,7 +198,7 @@ class Parts:
         ends, totals = [0, 0], [0, 0]
         for group, count, _ in tensors:
             totals[group] += count
-        parts = [_part(total, setup.mesh.num_gpus) for total in totals]
+        parts = [group_partition(total, setup.mesh.num_gpus) for total in totals]
         within: dict[int, PartitionPlace] = {}
         """The place of a tensor that lies in one rank's partition."""
         for group, count, tensor in tensors:
@@ -426,7 +427,7 @@ def _after_backward(
         bucket.clear()
 
     for sizes in stepped_groups(model, adapters):
-        part, start = _part(sum(sizes), gpus), 0
+        part, start = group_partition(sum(sizes), gpus), 0
         for count in sizes:
             if inside + count > limit:
                 reduce()

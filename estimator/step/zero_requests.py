@@ -20,6 +20,7 @@ from estimator.parallel.tensors import Trained, trained_in_order
 from estimator.parallel.zero_hooks import NORM_PART
 from estimator.parallel.zero_partitions import (
     NORM_WIDTH,
+    group_partition,
     kept_gradients,
     slices,
     stepped_groups,
@@ -45,7 +46,7 @@ class DecayGroup(NamedTuple):
     sizes: tuple[int, ...]
     """Elements of each, in the order of ``model.parameters()``."""
     part: int
-    """Elements of one rank's partition: a multiple of 2, since NCCL's buffers start at 4 bytes."""
+    """Elements of one rank's partition."""
 
     def slices(self, index: int, start: int) -> list[tuple[int, int]]:
         """Ranks that own part of a tensor, and how many elements, from the tensor's first element in the group."""
@@ -59,7 +60,7 @@ def groups(model: Model, adapters: Adapters, ranks: int) -> tuple[DecayGroup, ..
     Source: ``initialize_gradient_partitioning_data_structures``; transformers 5.23, trainer.py, ``create_optimizer``.
     """
     of_all = stepped_groups(model, adapters)
-    return tuple(DecayGroup(sizes, 2 * ceil_div(sum(sizes), 2 * ranks)) for sizes in of_all)
+    return tuple(DecayGroup(sizes, group_partition(sum(sizes), ranks)) for sizes in of_all)
 
 
 def has_partitions(mesh: Mesh) -> bool:
