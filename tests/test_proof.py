@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import importlib.util
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -166,6 +167,15 @@ def test_a_packed_base_on_one_gpu_needs_what_played_runs_need():
     ]
     assert len(ours) == 9
     assert all(abs(run.errors["least"]) < 0.001 for run in ours)
+
+
+def test_a_tied_head_is_never_made():
+    # a model on whose loading much depends: a vocabulary of 262,144 words, six layers, 256 tokens
+    row = next(
+        row for row in catalog.played() if row.id.startswith("gemma3_text-1152x6 lora 1x256")
+    )
+    found = estimate(*parse(json.loads(row.setup)))
+    assert found.needs.replay.least == pytest.approx(row.least_bytes, rel=0.001)
 
 
 def test_an_error_of_a_replay_is_ours_over_pytorchs():

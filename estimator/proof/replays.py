@@ -17,7 +17,6 @@ from estimator.answer.needs import as_run
 from estimator.contract.setups import parse
 from estimator.sources import catalog
 from estimator.step import allocations, blocks
-from estimator.step.loading_requests import MOVED
 from estimator.step.zero_requests import ranks_played
 from estimator.values.facets.allocator import Allocator
 from estimator.values.setup import TrainingSetup
@@ -89,7 +88,7 @@ def replay(row: catalog.PlayedRun) -> ReplayedRun:
     model, setup = as_run(model, setup)
     hardware = allocations.hardware_of(gpu)
     logs = [
-        allocations.allocations(model, hardware, setup, MOVED, rank, on_host=False)[0]
+        allocations.allocations(model, hardware, setup, rank, on_host=False)[0]
         for rank in ranks_played(model, setup.adapters, setup.mesh)
     ]
     divisions = setup.allocator.roundup_power2_divisions

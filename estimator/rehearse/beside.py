@@ -88,8 +88,7 @@ def _allocated(of: Estimate) -> int:
         return max(moment.bytes for moment in of.phases.values())
     if not is_replayed(model, gpu, setup):
         return of.peak.bytes
-    # from_pretrained has no second copy of a tied head, which models made on the card have for a moment
-    runs = [run for run in rank_runs(model, hardware_of(gpu), setup) if not run.made]
+    runs = rank_runs(model, hardware_of(gpu), setup)
     return max(run.spare(NO_LIMIT).allocated for run in runs)
 
 

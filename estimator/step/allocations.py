@@ -197,7 +197,6 @@ def allocations(
     model: Model,
     hardware: Hardware,
     setup: TrainingSetup,
-    made: bool,
     rank: int,
     *,
     on_host: bool,
@@ -215,16 +214,14 @@ def allocations(
     same, workspace = structure(setup), hardware.workspace
     steps, evaluated = _passes_at(model, hardware.card, setup)
     every, card = [*steps, *evaluated], _card_of_step(hardware.card, setup.optimisation)
-    fixed = _fixed(
-        model, card, same, bool(setup.optimisation.max_grad_norm), made, rank, on_host=on_host
-    )
+    fixed = _fixed(model, card, same, bool(setup.optimisation.max_grad_norm), rank, on_host=on_host)
     if setup.mesh.strategy.is_zero:  # whose gathers and parts have sizes of their own
         written = _written(model, setup, fixed, steps, evaluated, workspace, rank)
         return written.log(), written.trace
     unsized = replace(setup, batch=same.batch, task=same.task, run=same.run)
     pattern = tuple(pass_at.pattern for pass_at in every)
     values = [size for pass_at in every for size in pass_at.values]
-    templates = _templates(model, workspace, card, unsized, made, len(evaluated))
+    templates = _templates(model, workspace, card, unsized, len(evaluated))
     template = templates.get(pattern)
     if template is None:
         named, first = [_Named.of(values, place) for place in range(len(values))], 0
@@ -308,7 +305,6 @@ def _templates(
     workspace: int,
     card: Card,
     unsized: TrainingSetup,
-    made: bool,
     evaluates: int,
 ) -> dict[Hashable, _Template]:
     """The templates of one structure, by what decides the order of their requests; empty at first."""
@@ -459,7 +455,6 @@ def _fixed(
     card: Card,
     same: TrainingSetup,
     clips: bool,
-    made: bool,
     rank: int,
     *,
     on_host: bool,
@@ -467,7 +462,7 @@ def _fixed(
     resident, keys = resident_memory(model, same), Keys(FREE_KEYS)
     later: list[list[Request]] = []
     part = part_of(model, same.mesh.tp_size)
-    load = load_requests(keys, part, same, resident, made, on_host=on_host)
+    load = load_requests(keys, part, same, resident, on_host=on_host)
     if has_partitions(same.mesh):
         optimizer = [*stepped(model, same, rank, STEPPED, keys.new)]
     elif has_shards(same.mesh):

@@ -48,7 +48,7 @@ def of_this_size(
     hardware = hardware_of(gpu)
     run = rank_runs(model, hardware, setup)[0]
     log = run.log(room)
-    _, trace = allocations(model, hardware, setup, run.made, run.rank, on_host=run.is_narrow(room))
+    _, trace = allocations(model, hardware, setup, run.rank, on_host=run.is_narrow(room))
     seen = set()
     for at, (_, piece) in enumerate(trace.ran):
         if piece.stretch in seen:

@@ -16,10 +16,10 @@ COMPUTE, GATHER, CAST, REDUCE = range(4)
 """Streams."""
 AVERAGE = CAST
 """FSDP 2's for the average between replicas; FSDP 1 casts on it."""
-HELD, SCRATCH, WORKSPACES, STEPPED, HEAD = 0, 1, 2, 4, 5
-KEPT, BUCKETS, OLD, OLD_ROOT, WARM_UP, FREE_KEYS = range(6, 12)
-"""Keys: what stays, a kernel's temporaries, cuBLAS's two workspaces, the optimizer's temporaries, a head before it is
-tied; gradients that ZeRO-1 keeps of a step, DDP's buckets, shards of layers and of the root before FSDP 1 upcasts them;
+HELD, SCRATCH, WORKSPACES, STEPPED = 0, 1, 2, 4
+KEPT, BUCKETS, OLD, OLD_ROOT, WARM_UP, FREE_KEYS = range(5, 11)
+"""Keys: what stays, a kernel's temporaries, cuBLAS's two workspaces, the optimizer's temporaries; gradients that
+ZeRO-1 keeps of a step, DDP's buckets, shards of layers and of the root before FSDP 1 upcasts them;
 the block with which transformers warms the cache up; and the first of all others."""
 
 

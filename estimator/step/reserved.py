@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from estimator.families.model_tree import tied_head
 from estimator.resident.overhead import (
     exchange_bytes,
     median_context_bytes,
@@ -28,7 +27,6 @@ from estimator.step.blocks import (
     rounded,
     settings_of,
 )
-from estimator.step.loading_requests import MADE, MOVED
 from estimator.step.request_keys import GATHER
 from estimator.step.wrapping import wraps_in_groups
 from estimator.step.zero_requests import has_partitions, has_shards, ranks_played
@@ -87,8 +85,7 @@ def goes_through(
 ) -> bool:
     """Whether the run goes through where PyTorch can have ``room`` bytes of a card.
 
-    ``highest``: bytes of its tensors at their most. A model with a tied head must go through whether it is made on the
-    GPU or moved there. Raises ``ValueError`` as ``estimate`` does.
+    ``highest``: bytes of its tensors at their most. Raises ``ValueError`` as ``estimate`` does.
 
     Source: as ``replayed``.
     """
@@ -105,16 +102,14 @@ def _passes(model: Model, hardware: Hardware, setup: TrainingSetup, room: int) -
 
 
 class RankRun:
-    """The requests of one rank, loaded in one way, and what became of them on each card that was tried.
+    """The requests of one rank, and what became of them on each card that was tried.
 
     ``narrow``: those on a card that has no room to load it so: DeepSpeed's weights become flat on the host.
     """
 
-    def __init__(
-        self, log: Log, narrow: Log | None, settings: Settings, *, made: bool, rank: int
-    ) -> None:
+    def __init__(self, log: Log, narrow: Log | None, settings: Settings, *, rank: int) -> None:
         self._log, self._narrow = log, narrow
-        self.made, self.rank = made, rank
+        self.rank = rank
         self._wide = Plays(log, settings)
         self._slim = self._wide if narrow is None else Plays(narrow, settings)
 
@@ -145,25 +140,20 @@ class RankRun:
 
 @lru_cache(maxsize=3)
 def rank_runs(model: Model, hardware: Hardware, setup: TrainingSetup) -> Sequence[RankRun]:
-    """A run, once for each way in which it may be loaded and each rank that may need most.
+    """A run, once for each rank that may need most.
 
     Source: ``allocations``.
     """
 
-    def log(made: bool, rank: int, *, on_host: bool = False) -> Log:
-        requests, _ = allocations(model, hardware, setup, made, rank, on_host=on_host)
+    def log(rank: int, *, on_host: bool = False) -> Log:
+        requests, _ = allocations(model, hardware, setup, rank, on_host=on_host)
         return rounded(requests, setup.allocator.roundup_power2_divisions)
 
-    def run(made: bool, rank: int) -> RankRun:
-        narrow = log(made, rank, on_host=True) if has_partitions(setup.mesh) else None
-        settings = settings_of(setup.allocator)
-        return RankRun(log(made, rank), narrow, settings, made=made, rank=rank)
+    def run(rank: int) -> RankRun:
+        narrow = log(rank, on_host=True) if has_partitions(setup.mesh) else None
+        return RankRun(log(rank), narrow, settings_of(setup.allocator), rank=rank)
 
-    ranks = ranks_played(model, setup.adapters, setup.mesh)
-    # from_pretrained alone packs a base, and makes no head that is tied
-    may_be_made = setup.mesh.strategy.keeps_whole and not setup.adapters.has_packed_base
-    ways = (MOVED, MADE) if tied_head(model) and may_be_made else (MOVED,)
-    return [run(made, rank) for made in ways for rank in ranks]
+    return [run(rank) for rank in ranks_played(model, setup.adapters, setup.mesh)]
 
 
 class Replayed(NamedTuple):
@@ -290,12 +280,9 @@ def refused(model: Model, gpu: Gpu | None, setup: TrainingSetup, room: int) -> R
     hardware = hardware_of(gpu)
     runs = [(run.play(room), run) for run in rank_runs(model, hardware, setup)]
     died = [(played.died, at) for at, (played, _) in enumerate(runs) if played.died is not None]
-    moved = [
-        (request, at) for request, at in died if runs[at][1].made is MOVED
-    ]  # as Trainer loads it
     if not died:
         return None
-    played, run = runs[min(moved or died)[1]]
+    played, run = runs[min(died)[1]]
     return located(model, hardware, setup, room, played, run)
 
 
@@ -307,7 +294,7 @@ def located(
     Source: as ``replayed``.
     """
     log, on_host = run.log(room), run.is_narrow(room)
-    _, trace = allocations(model, hardware, setup, run.made, run.rank, on_host=on_host)
+    _, trace = allocations(model, hardware, setup, run.rank, on_host=on_host)
     assert played.died is not None
     step, piece = trace.ran[played.died]
     start, size = log.spans[0][piece.stretch], log.requests[2][played.request]

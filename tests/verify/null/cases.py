@@ -167,6 +167,7 @@ def one_gpu() -> Iterator[Given]:
     yield _run(QWEN, "lora", 2, 1024, optim="adamw_torch", **NO_AUTOCAST)
     yield _run(QWEN3, "lora", 2, 1024, gradient_accumulation_steps=2, **FLOAT32)
     yield _run(GEMMA, "lora", 2, 512, autocast_adapter_dtype=False, lora_dropout=0)
+    yield _run(GEMMA, "lora", 1, 256, **CHECKPOINTED)
     yield _run(LLAMA_8B, "qlora", 1, 2048, **CHECKPOINTED)
     yield _run(LLAMA_8B, "qlora", 2, 1024, optim="paged_adamw_8bit")
     yield _run(MISTRAL, "qlora", 1, 2048, prepare_model_for_kbit_training=True, **CHECKPOINTED)
