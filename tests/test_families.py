@@ -7,14 +7,16 @@ classes.
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from estimator import AttnImplementation, TrainingSetup, catalog, estimate
+from estimator.families import layers
 from estimator.families.adapters import adapter_parameters, is_adapted, is_quantized
 from estimator.families.custom import resized
+from estimator.families.family import Family
 from estimator.families.hf_config import model_from_config
 from estimator.families.layer_kinds import KEEPING, REUSING
 from estimator.families.liger import kernels
@@ -29,7 +31,7 @@ from estimator.families.model_tree import (
     total_parameters,
 )
 from estimator.families.modules import Bare, Linear, weight_shapes
-from estimator.families.registry import BEYOND, MODELLED, NotModelledError
+from estimator.families.registry import BEYOND, FAMILIES, MODELLED, NotModelledError
 from estimator.parallel.placements import module_bytes
 from estimator.resident.stored import stored_bytes
 from estimator.sources.quantization_config import quantization_of
@@ -76,6 +78,26 @@ def test_an_unsupported_hybrid_is_refused_with_its_name_and_reason(model_type, r
 
 def test_no_family_is_both_modelled_and_refused():
     assert not BEYOND.keys() & MODELLED
+
+
+# --- the record -----------------------------------------------------------------------------------
+
+
+def test_measured_steps_count_only_for_families_with_the_same_norms_positions_and_masks():
+    names = [field.name for field in fields(Family)]
+    facts = names[names.index("norm") : names.index("liger")]
+    for family in (family for family in FAMILIES.values() if family.like):
+        other = FAMILIES[family.like]
+        assert {name: getattr(family, name) for name in facts} == {
+            name: getattr(other, name) for name in facts
+        }, family.model_type
+
+
+def test_the_order_of_a_layer_names_all_its_modules():
+    with pytest.raises(AssertionError, match="is not the order of self_attn, mlp, input_layernorm"):
+        layers.decoder_layer(
+            layers.ATTENTION, layers.GATED_MLP, order="self_attn mlp input_layernorm"
+        )
 
 
 # --- GPT-OSS --------------------------------------------------------------------------------------

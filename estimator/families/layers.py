@@ -44,6 +44,7 @@ def decoder_layer(
     pieces: dict[str, parts.Piece] = {part.name: part.tree for part in (attention, mlp)}
     pieces |= dict.fromkeys(norms, parts.biased_norm if bias else parts.norm)
     ordered = {name: pieces[name] for name in order.split() or pieces}
+    assert ordered.keys() == pieces.keys(), f"{order} is not the order of {', '.join(pieces)}"
 
     def layer(b: Block, x: Tensor) -> Tensor:
         """The input is kept beside attention, and their sum beside the MLP."""

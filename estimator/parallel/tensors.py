@@ -144,9 +144,6 @@ def model_tensors(model: Model, adapters: Adapters) -> tuple[ModelTensor, ...]:
     return tuple(tensors_of(made_modules(model, adapters), adapters, tied))
 
 
-# --- the order of modules --------------------------------------------------------------------------
-
-
 # --- trained tensors in order ----------------------------------------------------------------------
 
 LAYER_NORMS = (NormKind.LAYER_NORM, NormKind.LAYER_NORM_PLUS_ONE)
