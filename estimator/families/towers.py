@@ -203,10 +203,8 @@ def _siglip_modules(tower: VisionTower) -> Iterator[tuple[Module, int]]:
         return
     head = f"{name}.head"
     own = ((1, 1, hidden), (3 * hidden, hidden), (3 * hidden,))
-    yield (
-        Kernel(f"{head}.attention", own),
-        1,
-    )  # nn.MultiheadAttention: q, k and v as one bare matrix
+    # nn.MultiheadAttention: q, k and v as one bare matrix
+    yield Kernel(f"{head}.attention", own), 1
     # a subclass of nn.Linear: torch 2.13, nn/modules/linear.py
     out = Linear(f"{head}.attention.out_proj", hidden, hidden, bias=True, own_class=True)
     yield out, 1
@@ -231,10 +229,8 @@ def gemma4_tower_modules(
         yield from _gemma4_audio_modules(audio)
     projections = [("embed_vision", vision.hidden_size)] if vision is not None else []
     projections += [("embed_audio", audio.output_size)] if audio is not None else []
-    for (
-        name,
-        width,
-    ) in projections:  # transformers mistakes the model's last parameter for the head's
+    for name, width in projections:
+        # transformers mistakes the model's last parameter for the head's
         is_last = name == projections[-1][0]
         projection = f"{name}.embedding_projection"
         yield Linear(projection, width, model.hidden_size, is_last=is_last), 1
