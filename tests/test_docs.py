@@ -20,11 +20,13 @@ from tests.rows import for_each
 ROOT = Path(__file__).resolve().parent.parent
 GIB_IS_ALLOWED_IN = {
     "dashboard/words/units.py",
+    "estimator/answer/own_error.py",
     "estimator/contract/units.py",
     "estimator/contract/placement_request.py",
     "estimator/inference/refusals.py",
 }
-"""The display edges, the page's and the command line's; accelerate's "24GiB" is read, and vLLM is quoted."""
+"""The display edges, the page's and the command line's; accelerate's "24GiB" and PyTorch's error are
+read, and vLLM is quoted."""
 PLAIN_ARITHMETIC = {"elements"}
 """Products of sizes: nothing to cite."""
 
