@@ -38,7 +38,7 @@ ANSWERED_WITH = {"_Refused", "_slow", "_refused"}
 """Errors of Hub access, which do not refuse a setup."""
 OF_OURS = {"NotImplementedError", "TypeError", "AttributeError", "StopReplayError", "NotBuiltError"}
 """Programming errors, the end of a replay, and what a rehearsal's machine lacks, which refuses no setup."""
-INPUT = {"InputError", "TooFewError", "DoesNotFitError"}
+INPUT = {"InputError", "TooFewError", "DoesNotFitError", "wrong"}
 BUILT = {
     "NotModelledError",
     "about",
