@@ -8,6 +8,7 @@ from estimator.families.liger import loss_of
 from estimator.parallel.computed import as_frozen, computed, sharded_on_init
 from estimator.parallel.module_devices import ModuleDevices
 from estimator.passes import causal_lm, label_smoothing, losses, pairs, whole_logits
+from estimator.passes.batch import passed_rows
 from estimator.passes.dropout import without_dropout
 from estimator.passes.forward import ID_BYTES, Forward, LoadedModel, Pass
 from estimator.passes.stack import Stack, stack_of
@@ -39,6 +40,8 @@ class Step:
         """False: an evaluation's forward call under ``torch.no_grad``."""
         self.scored = self.setup.batch.max_length - 1 if scored is None else scored
         """Tokens of a row that the loss counts."""
+        self.rows = passed_rows(self.setup)
+        """Rows of the trained model's forward call: two of an example that is a pair."""
         self.at_once = self.setup.batch.per_device_train_batch_size if at_once is None else at_once
         """Rows of an embedding batch that go through the model at once."""
         autocast = self.setup.precision.mixed_precision is not MixedPrecision.NO
@@ -92,11 +95,6 @@ class Step:
     def examples(self) -> int:
         """Examples of the micro-batch (a count)."""
         return self.setup.batch.per_device_train_batch_size
-
-    @property
-    def rows(self) -> int:
-        """Rows of the trained model's forward call (a count): two of an example that is a pair."""
-        return 2 * self.examples if self.setup.task.objective.is_paired else self.examples
 
     @property
     def loss(self) -> LossFacts:
