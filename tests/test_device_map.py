@@ -21,6 +21,7 @@ from estimator.parallel.placement import Packing, from_pretrained_device_map, ne
 from estimator.parallel.strategies import resident_memory
 from estimator.run.device_map import placed, placed_kinds, resident_on
 from estimator.run.record import RunOnGpu
+from estimator.run.stages import stages
 from estimator.search.limits import largest_micro_batch
 from estimator.step.timeline import StepTimeline, plan, structure
 from estimator.time.exchange_time import crossing_bytes
@@ -181,6 +182,11 @@ class TestOutputs:
 
 class TestEstimate:
     SETUP = TrainingSetup(strategy=Strategy.DEVICE_MAP, num_gpus=4)
+
+    def test_the_table_of_stages_evaluates_on_the_fullest_gpu(self):
+        of = estimate(LLAMA, None, replace(THREE, eval_strategy="epoch"))
+        (evaluated,) = (stage for stage in stages(of) if stage.name.startswith("Evaluate"))
+        assert evaluated.gpu_bytes == of.phases[Phase.EVALUATION].bytes
 
     def test_each_later_gpu_receives_the_input_of_its_first_layer(self):
         at = SimpleNamespace(layers=(0, 1, 1, 2))
