@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, starmap
+from itertools import chain
 from typing import NamedTuple
 
 from estimator.families.packed import FLOAT32_BYTES
@@ -21,10 +21,10 @@ from estimator.parallel.computed import computed_width
 from estimator.parallel.placements import Shard
 from estimator.parallel.sharding import SHARDED, sharded_groups
 from estimator.parallel.tensors import ModelTensor, model_tensors
+from estimator.parallel.zero import rank_parts
 from estimator.parallel.zero_partitions import partition, sub_groups, trained_elements
 from estimator.tape.symbols import next_power_of_2
 from estimator.values.arithmetic import ceil_div, elements
-from estimator.values.facets.adapters import Adapters
 from estimator.values.facets.batch import Batch
 from estimator.values.facets.mesh import Mesh
 from estimator.values.facets.optimisation import Optimisation
@@ -185,7 +185,7 @@ def offloaded_by_zero3(model: Model, setup: TrainingSetup) -> Offloaded:
     elif setup.mesh.offload_optimizer is Offload.NVME:
         locked += OPTIMIZER_BUFFERS * FLOAT32_BYTES * largest
         files += (2 * FLOAT32_BYTES + states) * part
-    frozen = _frozen_parts(model, setup.adapters, setup.mesh)
+    frozen = rank_parts(model, setup.adapters, setup.mesh.num_gpus, trained=False)
     if setup.mesh.offload_param is Offload.CPU:
         locked += pinned(size * part) + sum(n * pinned(size * t) for t, n in frozen)
     elif setup.mesh.offload_param is Offload.NVME:
@@ -196,15 +196,6 @@ def offloaded_by_zero3(model: Model, setup: TrainingSetup) -> Offloaded:
         locked += size * largest if part > KEPT_FROM_NVME else 0
         files += size * (part + sum(n * t for t, n in frozen))
     return Offloaded(locked, pageable, files)
-
-
-def _frozen_parts(model: Model, adapters: Adapters, mesh: Mesh) -> list[tuple[int, int]]:
-    """Elements of a rank's partition of each unpacked frozen tensor, and its multiplicity."""
-    return [
-        (ceil_div(tensor.numel, mesh.num_gpus), tensor.alike)
-        for tensor in model_tensors(model, adapters)
-        if not (tensor.trained or tensor.packed_width)
-    ]
 
 
 def _shards(model: Model, setup: TrainingSetup) -> Iterator[tuple[ModelTensor, int, int]]:
@@ -281,8 +272,9 @@ def _shards_of_rank(model: Model, setup: TrainingSetup) -> tuple[int, int, int]:
 @lru_cache(maxsize=256)
 def _parts_of_rank(model: Model, setup: TrainingSetup) -> tuple[int, int]:
     """Elements of a rank's partition of trained and of unpacked frozen weights at stage 3."""
-    frozen = sum(starmap(int.__mul__, _frozen_parts(model, setup.adapters, setup.mesh)))
-    return sum(sub_groups(model, setup.adapters, setup.mesh)), frozen
+    frozen = rank_parts(model, setup.adapters, setup.mesh.num_gpus, trained=False)
+    whole = sum(sub_groups(model, setup.adapters, setup.mesh))
+    return whole, sum(count * alike for count, alike in frozen)
 
 
 def _moved_shards(model: Model, setup: TrainingSetup) -> OffloadTraffic:

@@ -104,6 +104,21 @@ def part_bytes(tensor: ModelTensor, setup: TrainingSetup, persistent: int) -> in
     return held.width * (part + small) + tensor.scales
 
 
+def rank_parts(
+    model: Model, adapters: Adapters, gpus: int, *, trained: bool
+) -> list[tuple[int, int]]:
+    """Elements of one rank's partition, at stage 3, of each tensor that is ``trained``, or of each that is neither
+    trained nor packed, and how many alike there are.
+
+    Source: as ``STAGE_3``.
+    """
+    return [
+        (ceil_div(tensor.numel, gpus), tensor.alike)
+        for tensor in model_tensors(model, adapters)
+        if tensor.trained is trained and not tensor.packed_width
+    ]
+
+
 def _whole_bytes(model: Model, setup: TrainingSetup) -> int:
     """Bytes of all weights, which stages 1 and 2 keep on every rank, and of buffers."""
     total, size = buffer_bytes(model), computed_width(setup.precision)
@@ -130,17 +145,11 @@ class _Part(NamedTuple):
 
 def _sharded(model: Model, setup: TrainingSetup) -> _Part:
     """Of stage 3, whose gradients have a place from the start."""
-    parts = _trained_parts(model, setup)
+    parts = rank_parts(model, setup.adapters, setup.mesh.num_gpus, trained=True)
     count = sum(alike * part for part, alike in parts)
     gradients = allocated(computed_width(setup.precision) * count)
     largest = max(part for part, _ in parts)
     return _Part(count, min(count, SUB_GROUP), largest, gradients, gradients)
-
-
-def _trained_parts(model: Model, setup: TrainingSetup) -> list[tuple[int, int]]:
-    """Elements of a rank's partition of each trained tensor, and how many alike there are."""
-    tensors = model_tensors(model, setup.adapters)
-    return [(ceil_div(t.numel, setup.mesh.num_gpus), t.alike) for t in tensors if t.trained]
 
 
 def _flat(model: Model, setup: TrainingSetup) -> _Part:
@@ -182,8 +191,9 @@ def zero_part(model: Model, structure: TrainingSetup) -> Resident:
     if mesh.offload_optimizer is not Offload.NONE:
         beside = bucket if stage3 else size * max(trained_elements(model, structure.adapters))
         if mesh.offload_optimizer is Offload.NVME:
-            sizes = ((FLOAT32_BYTES * p, n) for p, n in _trained_parts(model, structure))
-            beside += sum(n * p for p, n in sizes if p < SWAPPED_BYTES)
+            parts = rank_parts(model, structure.adapters, mesh.num_gpus, trained=True)
+            sizes = ((FLOAT32_BYTES * count, alike) for count, alike in parts)
+            beside += sum(alike * size for size, alike in sizes if size < SWAPPED_BYTES)
         kept = part.accumulated if mesh.strategy.reduces_after_backward else 0
         return Resident(weights=weights, accumulated=kept, communication=beside, **of_model)
     rule = structure.optimisation.optim, structure.optimisation.optim_state_dtype
