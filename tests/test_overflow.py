@@ -107,6 +107,19 @@ def test_the_example_runs_out_at_its_first_optimizer_step():
             0,
             "before the first step, when the float32 weights are created",
         ),
+        # Adagrad makes its states in its constructor: 2 · 7.24e9 of weights, then as much again
+        (
+            {
+                "model": "mistralai/Mistral-7B-v0.1",
+                "gpu": "P100-PCIe-16GB",
+                "optim": "adagrad",
+                "mixed_precision": "no",
+                "max_length": 16,
+            },
+            "load",
+            0,
+            "before the first step, when the optimizer states are created",
+        ),
         # 10,000 examples are 10,000 steps: the epoch's evaluation comes after the last
         (
             {

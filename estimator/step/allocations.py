@@ -482,6 +482,8 @@ def _fixed(
                 ]
                 for step in range(2, 1 + STEPS)
             ]
+    if RULES[same.optimisation.optim].starts_with_states and not same.mesh.strategy.is_zero:
+        load += (request for request in optimizer if request.what == TAKE_ONCE)
     again: list[Request] = []
     if same.mesh.strategy.averages_in_buckets:
         _, rebuilt = buckets(in_module_order(model, same), same)

@@ -20,6 +20,7 @@ from estimator.step.allocations import Hardware, Trace, allocations, hardware_of
 from estimator.step.blocks import (
     EMPTY,
     NO_LIMIT,
+    TAKE_ONCE,
     Log,
     Played,
     Plays,
@@ -302,7 +303,8 @@ def located(
         return _in_pass(trace, log, played)
     if step == 0:
         emptied = (at for at in range(start, played.request) if log.requests[0][at] == EMPTY)
-        makes_states = setup.mesh.strategy.is_zero and next(emptied, None) is not None
+        is_flat = setup.mesh.strategy.is_zero and next(emptied, None) is not None
+        makes_states = is_flat or log.requests[0][played.request] == TAKE_ONCE
         return Refused(Phase.LOAD, step, "", size, makes_states=makes_states)
     if piece.stretch in trace.optimizers:
         return Refused(Phase.OPTIMIZER_STEP, step, "", size)

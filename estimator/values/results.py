@@ -208,7 +208,7 @@ class Refused(NamedTuple):
     moment: int = 0
     """Number of the layer's or the stage's moment among those of its micro-step."""
     makes_states: bool = False
-    """Whether DeepSpeed makes its flat weights and states, while the model is loaded."""
+    """Whether states are made when the model is loaded: DeepSpeed's with its flat weights, and Adagrad's."""
 
 
 class NeedOfARun(Protocol):
