@@ -104,6 +104,7 @@ def as_frozen(setup: TrainingSetup) -> TrainingSetup:
         dtype=dtype,
         method=setup.adapters.method if setup.adapters.uses_adapters else Method.LORA,
         lora_target_modules=(NO_MODULE,),
+        target_parameters=None,
         bias="none",
         modules_to_save=None,
         use_dora=False,
