@@ -1,4 +1,4 @@
-"""The worked examples of ARCHITECTURE.md, "Adding": an objective, a strategy, an optimizer, a family, a tool, each a
+"""The worked examples of docs/adding.md: an objective, a strategy, an optimizer, a family, a tool, each a
 record or a row.
 """
 
