@@ -115,6 +115,13 @@ def test_a_reference_is_a_second_copy_of_the_weights_in_the_policys_dtype(object
     assert peak.resident[Component.REFERENCE_MODEL] == peak.resident[Component.WEIGHTS]
 
 
+def test_a_reference_of_a_full_model_is_whole_whatever_load_in_8bit_says():
+    """Only adapters have a packed base: full fine-tuning ignores ``load_in_8bit``."""
+    keys = {"objective": "dpo", "strategy": "fsdp", "num_gpus": 2}
+    whole, same = (of(**keys, load_in_8bit=said).peak for said in (False, True))
+    assert whole == same
+
+
 def test_adapters_and_precomputed_references_need_no_second_model():
     for keys in ({"method": Method.LORA}, {"precompute_ref_log_probs": True}):
         answer = of(objective="dpo", **keys)

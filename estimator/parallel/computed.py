@@ -86,7 +86,8 @@ NO_MODULE = "nothing"
 def as_frozen(setup: TrainingSetup) -> TrainingSetup:
     """The setup of a model that is loaded as the trained one is, without adapters, and never trained.
 
-    LLaMA-Factory casts what it trains to float32, and leaves this one in autocast's dtype. verl offloads it.
+    A full model is whole, whatever ``load_in_8bit`` says. LLaMA-Factory casts what it trains to float32, and leaves
+    this one in autocast's dtype. verl offloads it.
 
     Source: derived; trl 1.16, models/utils.py (``model.eval()``); verl 0.9.1, workers/engine/fsdp/transformer_impl.py,
     ``_build_fsdp_module`` (``CPUOffload`` where ``forward_only``); llamafactory 0.9.5, model/patcher.py
@@ -103,6 +104,7 @@ def as_frozen(setup: TrainingSetup) -> TrainingSetup:
         offload_param=Offload.CPU if rests else setup.mesh.offload_param,
         dtype=dtype,
         method=setup.adapters.method if setup.adapters.uses_adapters else Method.LORA,
+        load_in_8bit=setup.adapters.load_in_8bit and setup.adapters.uses_adapters,
         lora_target_modules=(NO_MODULE,),
         target_parameters=None,
         bias="none",
