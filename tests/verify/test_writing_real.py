@@ -48,8 +48,13 @@ def some(tool: str, count: int) -> list[tuple[dict[str, Any], dict[str, Any], An
     random_, found = random.Random(23), []
     while len(found) < count:
         keys = drawn(random_, tool)
-        if tool == "trl" and keys.get("objective") == "orpo":
-            continue  # TRL has no script for it, and so no YAML
+        objective = OBJECTIVES[keys.get("objective", "sft")]
+        if tool == "trl" and not (objective.trl and objective.trl.has_script):
+            continue  # and so no YAML
+        if objective.generates and keys.get("per_device_train_batch_size", 8) % keys.get(
+            "num_generations", 8
+        ):
+            continue  # the parser runs alone, and refuses parts of a group
         try:
             named = tool_named(tool, keys.get("objective"))
             theirs = theirs_of(named, keys, LLAMA, WRITABLE[tool])
