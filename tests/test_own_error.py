@@ -62,11 +62,17 @@ def test_the_figures_of_a_message_are_read(message, capacity, allocated, unused,
     ("log", "says"),
     [
         (
-            "torch.distributed.elastic.multiprocessing.api: [ERROR] failed (exitcode: -9) local_rank: 0",
-            "The machine's own memory ran out",
+            "torch.distributed.elastic.multiprocessing.api: [ERROR] failed (exitcode  : -9) local_rank: 0",
+            "The process was ended, most often because the machine's own memory",
         ),
-        ("Loading checkpoint shards:  62%|██\nKilled\n", "The machine's own memory ran out"),
-        ("exits with return code = -9", "The machine's own memory ran out"),
+        (
+            "Loading checkpoint shards:  62%|██\nKilled\n",
+            "The process was ended, most often because the machine's own memory",
+        ),
+        (
+            "exits with return code = -9",
+            "The process was ended, most often because the machine's own memory",
+        ),
         (
             "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
             "The card had no memory left for what lies outside PyTorch's allocator",
@@ -110,7 +116,7 @@ def test_the_request_at_which_the_setup_stops_is_recognised():
 
 def test_a_tensor_of_another_setup_is_not_found_in_this_one():
     _, compared, fits = said(PLAYED, per_device_train_batch_size=2, max_length=2048)
-    assert compared.startswith("No tensor of this setup is that large")
+    assert compared.startswith("No tensor of this setup has that size")
     assert fits == "With these settings the run fits."
 
 
@@ -145,12 +151,12 @@ def test_the_length_of_the_rows_is_read_from_the_size_of_their_logits():
 def test_a_tensor_of_that_size_is_named_where_the_setup_stops_elsewhere():
     """Of twice the rows the 16-bit logits are as large; the run stops at the 32-bit ones."""
     (compared,) = said(PLAYED, per_device_train_batch_size=8, max_length=2048)[1:]
-    assert compared.startswith("This setup asks for as much in the first step's forward (lm_head)")
+    assert compared.startswith("This setup requests as much in the first step's forward (lm_head)")
 
 
 def test_other_processes_and_pieces_too_small_are_said():
     others, pieces = said(SHARED, max_length=2048)[1:3]
-    assert others == "Other processes held 12.00 GiB of the card: end them, nvidia-smi lists them."
+    assert others == "Other processes held 12.00 GiB of the card; nvidia-smi lists them."
     assert pieces.startswith("It had 2.50 GiB reserved and unused, in pieces smaller than that")
 
 

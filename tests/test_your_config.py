@@ -57,7 +57,7 @@ def test_a_pasted_error_is_explained_on_its_own_card_until_it_is_closed():
         open_page(model="meta-llama/Llama-3.2-1B", max_length="2048"), f"on a 3090: {PLAYED}"
     )
     assert setting(page, "gpu") == "GeForce RTX 3090"
-    assert "could not get another 3.91 GiB. No tensor of this setup is that large" in text(page)
+    assert "could not get another 3.91 GiB. No tensor of this setup has that size" in text(page)
     page.button(key="forget error").click().run()
     assert "Your error" not in text(page)
     assert setting(page, "max_length") == 2048

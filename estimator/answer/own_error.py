@@ -32,7 +32,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
 }
 """Each figure of the message, as it was written before torch 2.1 and since; 2.1 wrote ``capacty``."""
 ON_THE_HOST = re.compile(
-    r"SIGKILL|exit ?code:? -9\b|return code = -9\b|oom[-_]kill|DefaultCPUAllocator: can't allocate|^Killed$",
+    r"SIGKILL|exit ?code\s*:? -9\b|return code = -9\b|oom[-_]kill|DefaultCPUAllocator: can't allocate|^Killed$",
     re.MULTILINE,
 )
 """What is left in a log when the system ends a process that fills the machine's own memory, or refuses it memory."""
@@ -122,7 +122,7 @@ def said_of(error: OwnError, of: Estimate, size: Sized) -> Iterator[str]:
     held = f"held {size(error.allocated)} of tensors and " if error.allocated else ""
     yield f"PyTorch {held}could not get another {requested}."
     if error.others >= OTHERS:
-        yield f"Other processes held {size(error.others)} of the card: end them, nvidia-smi lists them."
+        yield f"Other processes held {size(error.others)} of the card; nvidia-smi lists them."
     if error.unused is not None and error.unused >= error.requested.high:
         yield (
             f"It had {size(error.unused)} reserved and unused, in pieces smaller than that: "
@@ -138,8 +138,8 @@ def _of_others(error: OwnError, of: Estimate, size: Sized) -> str:
     """What is said where PyTorch's allocator was not refused."""
     if error.on_host:
         return (
-            "The machine's own memory ran out, or something else ended the process: one process takes "
-            f"{size(of.host_bytes)} of it here, offloaded tensors included, and each loads by itself."
+            "The process was ended, most often because the machine's own memory ran out: this setup takes "
+            f"{size(of.host_bytes)} of it in one process, offloaded tensors included."
         )
     said = (
         "The card had no memory left for what lies outside PyTorch's allocator: CUDA, cuBLAS, NCCL."
@@ -162,9 +162,9 @@ def _compared(error: OwnError, of: Estimate) -> Iterator[str]:
         return
     if alike:
         named = dict.fromkeys(where(stopped_by(of, one).at, of.setup.optimisation) for one in alike)
-        yield f"This setup asks for as much {' and '.join(islice(named, MOST_TENSORS))}."
+        yield f"This setup requests as much {' and '.join(islice(named, MOST_TENSORS))}."
     else:
-        yield "No tensor of this setup is that large: rows, batch or another setting were different."
+        yield "No tensor of this setup has that size: the rows, the batch or another setting differed."
     if of.verdict is Verdict.FITS and error.others < OTHERS:
         yield "With these settings the run fits."
 
@@ -188,7 +188,7 @@ TRIED: Sequence[Mapping[str, Any]] = (
 def explained_by(error: OwnError, of: Estimate) -> list[Mapping[str, Any]]:
     """The changes of one key, each of which makes the setup stop at the request that the message names.
 
-    None if the setup does so as it is. Error: a coincidence of two tensors' sizes may be among them.
+    Empty if it does so as it is. Error: tensors that are as large by coincidence may be among them.
     """
     if not error.is_of(of.gpu) or stops_at(error, of):
         return []
@@ -220,20 +220,13 @@ def stops_at(error: OwnError, of: Estimate) -> bool:
     Source: as ``Estimate.needs``; the segment's size, ``segment_bytes``.
     """
     stop = of.needs.refused
-    if (
-        stop is None
-        or error.requested is None
-        or not _is_within(segment_bytes(stop.bytes), error.requested)
-    ):
+    if stop is None or error.requested is None:
         return False
-    if (
-        error.allocated is None or stop.phase is Phase.LOAD
-    ):  # whose moments leave out what is copied meanwhile
-        return True
+    low, high = error.requested
+    if not low <= segment_bytes(stop.bytes) <= high:
+        return False
+    if error.allocated is None or stop.phase is Phase.LOAD:
+        return True  # a moment of loading leaves out what is copied meanwhile
     there = stopped_by(of, stop).among.moment.bytes
     least, most = (part * there for part in HELD)
     return least <= error.allocated + stop.bytes <= most
-
-
-def _is_within(size: int, ends: Range[int]) -> bool:
-    return ends.low <= size <= ends.high

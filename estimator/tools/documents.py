@@ -52,6 +52,12 @@ def _of_tools(*, is_called: bool) -> Iterator[tuple[str, frozenset[str]]]:
             yield from ((tool.name, frozenset(listed(mark))) for mark in tool.marks)
 
 
+def marks() -> frozenset[str]:
+    """Every key that makes a file one of a kind, alone or with others."""
+    within = (tool.marks_within for tool in TOOLS.values())
+    return frozenset(chain.from_iterable((*(mark for _, mark in _marks()), *within)))
+
+
 OBJECTIVE_CLASSES = re.compile(rf"^({'|'.join(OF_TRL)})")
 KINDS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "multi_gpu": "MULTI_GPU"}
 """Switches of accelerate's launcher that are its ``distributed_type``."""

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from estimator import files_in, read_files
+from estimator.tools import message
+from estimator.tools.reading.detect import read_text
 
 PASTED = "the pasted text"
 FIXTURES = [
@@ -106,6 +108,31 @@ def test_a_script_is_started_by_the_first_command_of_its_docstring():
 def test_prose_alone_is_answered_in_one_sentence(text):
     with pytest.raises(ValueError, match=r"^the pasted text[^\n]*\.$"):
         read_files(files_in(text, PASTED))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "loss{}: 0.5\n",
+        "output_dir: [\nstep{}: 1\n\n",
+        "A=1\n",
+        '{{"loss": {}}}\n',
+        "from {} import\n",
+    ],
+)
+def test_a_long_log_is_not_read_again_and_again(line, monkeypatch):
+    """Each line may begin a file; read from each to the end, such a log would be millions of lines."""
+    read: list[int] = []
+
+    def counted(text, name):
+        if name != PASTED:  # the whole is read once
+            read.append(1 + text.count("\n"))
+        return read_text(text, name)
+
+    monkeypatch.setattr(message, "read_text", counted)
+    log = "it's a log\n" + "".join(line.format(number) for number in range(8000))
+    assert files_in(log[: message.LONGEST_MESSAGE], PASTED)
+    assert sum(read) <= message.MOST_READ
 
 
 def test_a_config_that_names_deepspeed_s_file_is_no_command():
