@@ -114,7 +114,9 @@ def test_typed_words_suggest_models(browser, address):
 def test_a_pasted_config_is_part_of_the_link(browser, address):
     with visitor(browser, f"{address}/?gpu=L4&method=lora&model=Qwen/Qwen3-8B") as page:
         before = bars(page)
+        settled(page)  # as above
         page.get_by_text("All other settings").click()
+        settled(page)
         page.get_by_text("Own model", exact=True).click()
         page.get_by_label("Paste a config.json").fill(json.dumps(LLAMA))
         page.get_by_role("button", name="Use this config").click()
